@@ -21,9 +21,10 @@ from runnel.core.records import Slot, StreamSpec
 from runnel.core.state import State
 from runnel.flow.inference.codec import Bytes
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxServer, MailboxTable
+from runnel.flow.lossy import make_reader
 from runnel.flow.params import Channel, ChannelSubscriber, LocalChannel
 from runnel.flow.slot_memory import SlotMemory
-from runnel.flow.slots import SlotTable, make_reader
+from runnel.flow.slots import SlotTable
 from runnel.flow.staleness import AdmissionRule
 from runnel.flow.transports.cluster.agent import NodeAgent
 from runnel.flow.transports.cluster.map import ClusterMap

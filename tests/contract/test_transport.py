@@ -25,8 +25,9 @@ from runnel.core.errors import DataError
 from runnel.core.records import FieldSpec, StreamSpec
 from runnel.core.state import State
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
+from runnel.flow.lossy import make_reader
 from runnel.flow.params import ChannelSubscriber, LocalChannel
-from runnel.flow.slots import SlotTable, TableReader, TableWriter, make_reader
+from runnel.flow.slots import SlotTable, TableReader, TableWriter
 from runnel.flow.staleness import AdmissionRule, LagRule
 from runnel.flow.transports.cluster import remote
 from runnel.flow.transports.inproc import InprocTransport

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from toy_envs import DictGoal
 from vector_cases import AlwaysBreaks, Breaks, Frames, Walk, WalkNextStep, WalkSameStep, WalkVector, actions_of, record, same
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.envs.registry import make_vector
-from runnel.envs.toy import Counter, DictGoal, MaskedBandit, PointMass
+from runnel.envs.toy import Counter, MaskedBandit, PointMass
 from runnel.envs.vector import VectorConfig, VectorEnv, episode_seed
 from runnel.envs.vector.measure import random_actions
 

@@ -49,6 +49,7 @@ def merged(*parts: Mapping[str, Any]) -> Settings:
 
 # ------------------------------------------------------------------------------------------------------------- environments
 TOY = "runnel.envs.toy"
+OF_TESTS = HERE.parent / "system" / "toy_envs.py"
 BRIGHT = {"env": f"{HERE.parent / 'learning' / 'pixel_env.py'}:Bright"}
 WALK = {"env": f"{HERE / 'masked_walk.py'}:MaskedWalk"}
 POINT = {"env": f"{TOY}:PointMass", "env_kwargs": {"dims": 2, "noise": 0.1}}
@@ -74,7 +75,7 @@ FORMS: dict[str, tuple[str, Settings]] = {
     "ppo continuous relu": ("ppo", merged(PPO, PLAIN, POINT, RELU)),
     "ppo masked": ("ppo", merged(PPO, PLAIN, WALK)),
     "ppo masked bandit": ("ppo", merged(PPO, PLAIN, {"env": f"{TOY}:MaskedBandit"})),
-    "ppo several leaves": ("ppo", merged(PPO, PLAIN, {"env": f"{TOY}:DictGoal"})),
+    "ppo several leaves": ("ppo", merged(PPO, PLAIN, {"env": f"{OF_TESTS}:DictGoal"})),
     "ppo normalised": ("ppo", merged(PPO, {"ppo": {"normalise_obs": True, "normalise_reward": True}})),
     "ppo continuous normalised": ("ppo", merged(PPO, POINT, {"ppo": {"normalise_obs": True, "normalise_reward": True}})),
     "ppo clips": ("ppo", merged(PPO, PLAIN, {"ppo": {**CLIPS, "num_epochs": 4}})),
@@ -105,7 +106,7 @@ OTHERS: dict[str, tuple[str, Settings]] = {
     "ppo shared layers": ("ppo", merged(PPO, {"net": {"shared": True}})),
     "ppo composite actions": (
         "ppo",
-        merged(PPO, PLAIN, {"env": f"{TOY}:Composite", "env_kwargs": {"action": "dict", "masked": True}}),
+        merged(PPO, PLAIN, {"env": f"{OF_TESTS}:Composite", "env_kwargs": {"action": "dict", "masked": True}}),
     ),
     "ppo images": ("ppo", merged(PPO, BRIGHT, {"num_envs": 2, "num_steps": 8})),
     "ppo gru": ("ppo", merged(PPO, RECALL, {"net": {"core": "gru", "core_size": 16, "hidden": (16,)}})),

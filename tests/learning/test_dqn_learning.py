@@ -29,7 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", list(VARIANTS))
 def test_options_learn_from_replay(name: str, tmp_path: Path) -> None:
     """DictGoal: at least 0.75 (acting at random gives about -0.5, the best possible is about 0.9) on 2 of 2 seeds."""
-    settings = {"env": "runnel.envs.toy:DictGoal", "total_steps": 1_600, "min_fill": 200, "num_steps": 16}
+    settings = {"env": "toy_envs:DictGoal", "total_steps": 1_600, "min_fill": 200, "num_steps": 16}
     dqn = {"lr": 3e-3, "epsilon": "linear(1, 0.05, 0.5)", "target_every": 20, **VARIANTS[name]["dqn"]}
     extra = {k: v for k, v in VARIANTS[name].items() if k != "dqn"}
     for seed in (51, 52):

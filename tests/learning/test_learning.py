@@ -42,7 +42,7 @@ def test_ppo_learns_with_action_masks(tmp_path: Path) -> None:
 
 def test_ppo_learns_from_dict_observations(tmp_path: Path) -> None:
     """DictGoal: at least 0.75 (the best possible is about 0.9)."""
-    found = scores("ppo", tmp_path, range(41, 43), env="runnel.envs.toy:DictGoal", total_steps=10_000, num_steps=32)
+    found = scores("ppo", tmp_path, range(41, 43), env="toy_envs:DictGoal", total_steps=10_000, num_steps=32)
     assert min(found) >= 0.75, found
 
 
@@ -73,7 +73,7 @@ def test_truncation_is_not_termination(gamma: float, tmp_path: Path) -> None:
 def test_dqn_learns_from_replay(tmp_path: Path) -> None:
     """DictGoal from replay: at least 0.75 (the best possible is about 0.95) within 3,000 steps, on 2 of 3 seeds."""
     dqn = {"lr": 2e-3, "epsilon": "linear(1, 0.05, 0.5)"}
-    task = {"env": "runnel.envs.toy:DictGoal", "total_steps": 3_000, "min_fill": 200, "num_steps": 16, "dqn": dqn}
+    task = {"env": "toy_envs:DictGoal", "total_steps": 3_000, "min_fill": 200, "num_steps": 16, "dqn": dqn}
     found = scores("dqn", tmp_path, range(51, 53), eval={"episodes": 50}, **task)
     if min(found) < 0.75:  # else two of three are good, whatever the third is
         found += scores("dqn", tmp_path, range(53, 54), eval={"episodes": 50}, **task)

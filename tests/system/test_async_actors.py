@@ -10,7 +10,7 @@ import pytest
 import runnel as rl
 
 TASK: dict[str, Any] = {
-    "env": "runnel.envs.toy:DictGoal",
+    "env": "toy_envs:DictGoal",
     "launcher": "local",
     "num_actors": 2,
     "num_envs": 2,

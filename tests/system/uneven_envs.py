@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from runnel.envs.toy import DictGoal, PointMass
+from toy_envs import DictGoal
+
+from runnel.envs.toy import PointMass
 
 
 def pause(draw: float, step_s: float) -> None:

@@ -84,6 +84,7 @@ class A2CLearner:
         self.config, self.net, self.device = config, net.to(device), torch.device(device)
         self.collective: Collective = collective or SingleProcess()
         self.version, self._seed = 0, seed
+        # eps as in PPO: with torch's 1e-8, a weight whose gradients are almost 0 would move as far as any other
         self.optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0), eps=1e-5)
         self._reward_scale = ReturnScale(gamma=config.gamma).to(device) if config.normalise_reward else None
         self._params = dict(net.state_dict())
@@ -107,8 +108,7 @@ class A2CLearner:
         with self.net.drawing(self._seed, "network", self.collective.rank, self.version):
             numbers = self.step(batch)
         self.net.update_statistics({k: batch[k][:-1].flatten(0, 1) for k in self.net.env_spec.obs}, self.collective)
-        found = of_whole_batch(torch.stack(list(numbers.values())), list(numbers), self.collective, means=MEANS)
-        metrics = dict(zip(numbers, found.tolist(), strict=True))
+        metrics = of_whole_batch(torch.stack(list(numbers.values())), list(numbers), self.collective, means=MEANS)
         if not math.isfinite(metrics["loss/total"]):
             raise NonFiniteError(self._culprit(batch), self.version)
         self.version += 1
@@ -118,7 +118,7 @@ class A2CLearner:
         """The gradient of the whole batch, and the step; metrics by name `[]`."""
         numbers = self.loss(batch)
         total = numbers["loss/total"]
-        if not total.is_cuda and not math.isfinite(total.item()):  # a device is asked once, at the end of the update
+        if not total.is_cuda and not math.isfinite(total.item()):  # on a device this would wait: see `update`
             raise NonFiniteError(self._culprit(batch), self.version)
         norm = self.optimiser.step(total, max_norm=self.config.max_grad_norm, collective=self.collective)
         return {name: x.detach() for name, x in numbers.items()} | {"grad_norm": norm}
@@ -137,7 +137,7 @@ class A2CLearner:
             explained = explained_variance(values, targets, self.collective)
         policy = policy_gradient_loss(logprob, advantages, denominator=count)
         critic = value_loss(values, targets, denominator=count)
-        bonus = entropy.sum() / count
+        bonus = entropy.sum() / count  # keeps the policy from settling on one action before it has seen the others
         total = policy.value + config.value_coef * critic.value - config.entropy_coef * bonus
         parts = {"loss/policy": policy.value, "loss/value": critic.value, "entropy": bonus}
         return {"loss/total": total, **parts, "kl": kl, "explained_variance": explained}

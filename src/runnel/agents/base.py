@@ -1,37 +1,43 @@
-"""What learners share: segments and transitions merged into batches, orders of minibatches, metrics of the whole batch."""
+"""What learners share: segments and transitions merged into batches, orders of minibatches, metrics of the whole batch, and the
+state of those from replay."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import NonFiniteError
 from runnel.core.records import Batch, Segment
-from runnel.core.rng import make_rng, rng_state, set_rng_state
+from runnel.core.rng import make_rng, make_seed, rng_state, set_rng_state
 from runnel.core.state import Metrics, State
+from runnel.nets.optim import Adam
 
 
-def of_whole_batch(numbers: Tensor, names: Sequence[str], collective: Collective, *, means: Collection[str]) -> Tensor:
-    """A rank's estimate of the numbers of the whole batch; the trainer shows the mean over ranks, which is exact. `[n] -> [n]`
+def of_whole_batch(numbers: Tensor, names: Sequence[str], collective: Collective, *, means: Collection[str]) -> Metrics:
+    """Metrics of the whole batch, from `numbers` `[n]` on the device. The host waits for the device once.
 
-    Losses, and whatever else was divided by the count of the whole batch, are of the rank's part alone: times the number of
-    ranks. `means` were taken over that part, or are the same on every rank: they stay.
+    Losses, and whatever else was divided by the count of the whole batch, are of the rank's part alone: they are multiplied by
+    the number of ranks. `means` were taken over that part, or are the same on every rank, and stay. The trainer shows the mean
+    over ranks, which is then exact.
     """
-    if collective.world_size == 1:
-        return numbers
-    return numbers * numbers.new_tensor([1.0 if name in means else collective.world_size for name in names])
+    if collective.world_size > 1:
+        numbers = numbers * numbers.new_tensor([1.0 if name in means else collective.world_size for name in names])
+    return dict(zip(names, numbers.tolist(), strict=True))
 
 
 def read_metrics(numbers: Mapping[str, Tensor], collective: Collective, *, sums: Collection[str], version: int) -> Metrics:
-    """Numbers of the device by name `[]`, as metrics of the whole batch; the host waits once. `sums` were divided by the count
-    of the whole batch, all others are means of this rank's part. Raises a `NonFiniteError` for a loss that is not finite."""
+    """`of_whole_batch` for numbers by name `[]`.
+
+    `sums` were divided by the count of the whole batch, all others are means over this rank's part. Raises a `NonFiniteError`
+    for a loss that is not finite.
+    """
     means = [name for name in numbers if name not in sums]
-    found = of_whole_batch(torch.stack(list(numbers.values())), list(numbers), collective, means=means)
-    metrics: Metrics = dict(zip(numbers, found.tolist(), strict=True))
+    metrics = of_whole_batch(torch.stack(list(numbers.values())), list(numbers), collective, means=means)
     for name, number in metrics.items():
         if name.startswith("loss/") and not math.isfinite(number):
             raise NonFiniteError(name, version)
@@ -39,9 +45,7 @@ def read_metrics(numbers: Mapping[str, Tensor], collective: Collective, *, sums:
 
 
 BEFORE_UPDATES = "the end of the uniform actions before the first update"
-"""What a learner with such actions does not take from another run."""
-
-
+"""What a learner that begins with uniform actions does not take from another run (`not_taken`)."""
 Sizes = dict[str, list[int]]
 """Rows of each segment, by reader."""
 
@@ -78,6 +82,62 @@ def split_errors(sizes: Sizes, index: Tensor, error: Tensor) -> dict[str, list[M
         feedback[name] = [{"index": index[e - n : e], "priority": error[e - n : e]} for n, e in zip(group, ends, strict=True)]
         start += sum(group)
     return feedback
+
+
+class ReplayState:
+    """The state of a learner that trains an actor and critics from replay: what it publishes, what another run may start from,
+    and what ranks and checkpoints need. Its update is on its own page."""
+
+    own_state: tuple[str, ...] = ("generator",)
+    seed_name: ClassVar[str]
+    exploration: ClassVar[tuple[str, ...]]
+    """Buffers of the actor that are published with its weights and follow each run's own schedule."""
+    collective: Collective
+    version: int
+    _seed: int
+    _generator: torch.Generator
+    _params: Mapping[str, Tensor]
+    _nets: dict[str, nn.Module]
+    _adams: dict[str, Adam]
+
+    @property
+    def generators(self) -> Sequence[torch.Generator]:
+        """The generators on the device that an update draws from."""
+        return [self._generator]
+
+    def params(self) -> Mapping[str, Tensor]:
+        """The actor's weights and its exploration: the same tensors at every call, updated in place."""
+        return self._params
+
+    def base_params(self) -> Mapping[str, Tensor]:
+        """What another run may start from: the actor's weights, not its exploration."""
+        return {name: x for name, x in self._params.items() if name not in self.exploration}
+
+    @torch.no_grad()
+    def start_from(self, params: Mapping[str, Tensor]) -> None:
+        """Start the actor from the weights of another run."""
+        for name, x in self.base_params().items():
+            x.copy_(params[name])
+
+    def reseed(self, version: int) -> None:
+        """A rank that joins at `version` draws noise of its own."""
+        self._generator.manual_seed(make_seed(self._seed, self.seed_name, self.collective.rank, version))
+
+    def state_dict(self) -> State:
+        return {
+            "nets": {name: {k: v.clone() for k, v in net.state_dict().items()} for name, net in self._nets.items()},
+            "adams": {name: adam.state_dict() for name, adam in self._adams.items()},
+            "generator": self._generator.get_state(),
+            "version": self.version,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        for name, net in self._nets.items():
+            net.load_state_dict(state["nets"][name])
+        for name, adam in self._adams.items():
+            adam.load_state_dict(state["adams"][name])
+        self._generator.set_state(torch.as_tensor(state["generator"]).cpu())
+        self.version = state["version"]
 
 
 def merge_segments(segments: Sequence[Segment]) -> Batch:
@@ -128,7 +188,7 @@ class Shuffle:
 
     @property
     def generators(self) -> list[torch.Generator]:
-        """What a captured graph that draws orders has to move on."""
+        """Generators that the replay of a CUDA graph has to advance."""
         return [] if self.generator is None else [self.generator]
 
     def order(self, num_rows: int) -> Tensor:

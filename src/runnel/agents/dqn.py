@@ -90,8 +90,8 @@ class DQNConfig:
         """The network that fits these settings."""
         if self.head == "value":
             return QNet(env_spec, net, seed=seed, dueling=self.dueling)
-        atoms, ends = self.num_atoms, (self.v_min, self.v_max)
-        return QNet(env_spec, net, seed=seed, dueling=self.dueling, num_atoms=atoms, v_min=ends[0], v_max=ends[1])
+        atoms = self.num_atoms
+        return QNet(env_spec, net, seed=seed, dueling=self.dueling, num_atoms=atoms, v_min=self.v_min, v_max=self.v_max)
 
     def check(self) -> None:
         """Raise a `ConfigError` for settings that cannot train."""
@@ -109,12 +109,14 @@ class DQNLearner:
         self.collective: Collective = collective or SingleProcess()
         self.version = 0
         self.optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0))
+        # targets are from a network that stands still for many updates: with the online one, every step towards a target
+        # would move the target as well (Mnih et al. 2015)
         self.target_net = copy.deepcopy(net)
         self._target = Target(net, self.target_net)
         self._params = dict(net.state_dict())
         self._sizes: Sizes = {}
         self._epsilon = schedule.at(config.epsilon, 0.0)
-        net.epsilon.fill_(self._epsilon)
+        net.epsilon.fill_(self._epsilon)  # a buffer of the network, so that actors get it with the weights
 
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
         """All rows in one batch. The exploration rate moves here and is published after the update."""
@@ -131,8 +133,7 @@ class DQNLearner:
         self.version += 1
         if self.version % self.config.target_every == 0:
             self._target.follow(self.config.target_tau)
-        found = of_whole_batch(torch.stack(list(numbers.values())), list(numbers), self.collective, means=MEANS)
-        metrics = dict(zip(numbers, found.tolist(), strict=True))
+        metrics = of_whole_batch(torch.stack(list(numbers.values())), list(numbers), self.collective, means=MEANS)
         if not math.isfinite(metrics["loss/td"]):
             raise NonFiniteError(self._culprit(batch), self.version)
         metrics |= {"epsilon": self._epsilon, "lr": self.optimiser.lr}
@@ -141,7 +142,7 @@ class DQNLearner:
     def step(self, batch: Batch) -> tuple[Mapping[str, Tensor], Tensor]:
         """One optimiser step: metrics by name `[]`, and the priority of each row `[B]`."""
         loss = self.loss(batch)
-        if not loss.value.is_cuda and not math.isfinite(loss.value.item()):  # never step on a bad loss; a device is asked later
+        if not loss.value.is_cuda and not math.isfinite(loss.value.item()):  # on a device: in `update`
             raise NonFiniteError(self._culprit(batch), self.version)
         norm = self.optimiser.step(loss.value, max_norm=self.config.max_grad_norm, collective=self.collective)
         numbers = {"loss/td": loss.value.detach(), **loss.metrics, "grad_norm": norm}
@@ -159,6 +160,7 @@ class DQNLearner:
             best = mask_logits(self.net.expected(chooser), mask).argmax(-1)
             after = _pick(following, best)
         out = _pick(scores, action)
+        # prioritised replay draws large errors more often than they occur; `weight` undoes that bias
         loss = self.td_loss(out, after, reward, discount, weight=batch["weight"].expand_as(reward))
         loss.metrics |= {"td_error": loss.error.mean(), "q": self.net.expected(out.detach()).mean()}
         return loss
@@ -178,7 +180,7 @@ class DQNLearner:
         return replace(loss, per_row=(self.net.expected(out.detach()) - target).abs())
 
     def _transitions(self, batch: Batch) -> Outputs:
-        """Output at s; output of the target and of who chooses a' at s'; and the mask at s'. `[B, A, N]`, `[B, A]`"""
+        """Output at s; at s' outputs of the target network and of the one that chooses a'; mask at s'. `[B, A, N]`, `[B, A]`"""
         next_obs = {k: batch["next_" + k] for k in self.net.env_spec.obs}
         with torch.no_grad():
             following = self.target_net.scores(next_obs)
@@ -202,7 +204,7 @@ class DQNLearner:
         return self._params
 
     def base_params(self) -> Mapping[str, Tensor]:
-        """What a start is for: the weights, not the exploration rate, which follows this run's own schedule."""
+        """What another run may start from: the weights, not the exploration rate, which follows each run's own schedule."""
         return {name: x for name, x in self._params.items() if name != "epsilon"}
 
     @torch.no_grad()

@@ -57,4 +57,5 @@ class IMPALALearner(A2CLearner):
             rho_bar=self.config.rho_bar,
             c_bar=self.config.c_bar,
         )
+        # the actions are those of an older policy: their importance weight belongs to the policy gradient (sec. 4.2)
         return found.targets, found.rhos * found.advantages

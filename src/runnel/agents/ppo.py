@@ -114,6 +114,8 @@ class PPOLearner:
         self.config, self.net, self.device = config, net.to(device), torch.empty(0, device=device).device
         self.collective: Collective = collective or SingleProcess()
         self.version, self._seed = 0, seed
+        # eps as in the code of the paper's authors (Huang et al. 2022, "The 37 implementation details of PPO", no. 3): with
+        # torch's 1e-8, a weight whose gradients are almost 0 would move as far as any other
         self.optimiser = Adam(net.parameters(), lr=schedule.at(config.lr, 0.0), eps=1e-5)
         self.shuffle = Shuffle(make_seed(seed, "ppo", self.collective.rank), device=device)
         self._reward_scale = ReturnScale(gamma=config.gamma).to(device) if config.normalise_reward else None
@@ -144,7 +146,7 @@ class PPOLearner:
             rewards = self._reward_scale(rewards, over, data[CARRIED], self.collective)
         values, advantages, returns = self.credit(data, rewards)
         if self.config.normalise_advantage:
-            # over the whole batch and all ranks: within a minibatch, what counts as good would depend on who is beside it
+            # over the whole batch and all ranks: in a minibatch, an advantage would depend on the rows beside it
             advantages = standardise(advantages, self.collective)
         keys = [*self.net.env_spec.obs, "action", "logprob", *(["action_mask"] if "action_mask" in data else [])]
         columns = {k: data[k][: len(over)] for k in keys} | {"value": values, "advantage": advantages, "return": returns}
@@ -154,7 +156,7 @@ class PPOLearner:
         return Batch({k: x.transpose(0, 1) for k, x in columns.items()} | {k: data[k] for k in self.net.state_spec})
 
     def credit(self, data: Batch, rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Values by this learner's critic, advantages, and what the critic should have said. `[T, B]` each"""
+        """Values by this learner's critic, advantages, and the critic's targets. `[T, B]` each"""
         values, next_values = self._values(data)
         gamma, lam = self.config.gamma, self.config.gae_lambda
         return values, *gae(rewards, values, next_values, data["terminated"], data["truncated"], gamma=gamma, lam=lam)
@@ -207,7 +209,7 @@ class PPOLearner:
             leaves = {k: torch.split(v.index_select(0, order), size) for k, v in batch.items()}
             for i in range(self.config.num_minibatches):
                 history.append(self.step({k: parts[i] for k, parts in leaves.items()}))
-                if self._far(history[-1]):  # the policy has left the data behind: what follows would learn from noise
+                if self._far(history[-1]):  # too far from the policy that acted: its data say little about this one
                     return _columns(history)
         return _columns(history)
 
@@ -215,6 +217,7 @@ class PPOLearner:
         """One optimiser step on one minibatch: metrics by name `[]`."""
         numbers = self.loss(rows)
         self._check(rows, numbers)
+        # the gradient of all weights is cut to one norm (detail no. 11): a minibatch of outliers must not move the policy far
         norm = self.optimiser.step(numbers["loss/total"], max_norm=self.config.max_grad_norm, collective=self.collective)
         return {name: x.detach() for name, x in numbers.items()} | {"grad_norm": norm}
 
@@ -227,10 +230,10 @@ class PPOLearner:
         logprob, entropy = self.net.evaluate_scores(scores, rows["action"], rows.get("action_mask"))
         policy = self.policy_loss(logprob, rows, count)
         value = self.value_loss(values, rows, count)
-        bonus = entropy.sum() / count
+        bonus = entropy.sum() / count  # keeps the policy from settling on one action before it has seen the others
         total = policy.value + config.value_coef * value.value - config.entropy_coef * bonus
         parts = {"loss/total": total, "loss/policy": policy.value, "loss/value": value.value, "entropy": bonus}
-        if "kl" not in policy.metrics:  # a policy loss of your own need not say it
+        if "kl" not in policy.metrics:  # a user's own policy loss may leave it out
             parts["kl"] = approximate_kl(logprob, rows["logprob"], denominator=count)
         return {**parts, **policy.metrics, **value.metrics}
 
@@ -241,12 +244,12 @@ class PPOLearner:
         return clipped_policy_loss(logprob, behaviour, advantage, clip=c.clip_range, dual_clip=c.dual_clip, denominator=count)
 
     def value_loss(self, values: Tensor, rows: Mapping[str, Tensor], count: int) -> Loss:
-        """Half the squared error to the returns; with `value_clip` kept near what the critic said before the update."""
+        """Half the squared error to the returns; with `value_clip` it is held near the critic's value before the update."""
         behaviour, clip = rows["value"], self.config.value_clip
         return value_loss(values, rows["return"], denominator=count, behaviour_value=behaviour, clip=clip)
 
     def _check(self, rows: Mapping[str, Tensor], numbers: Numbers) -> None:
-        """Never step on a bad loss. A device is asked once, at the end of the update."""
+        """Refuse a loss that is not finite before the step. On a device that would wait; there the update checks at its end."""
         total = numbers["loss/total"]
         if not total.is_cuda and not math.isfinite(total.item()):
             raise NonFiniteError(self._culprit(rows, numbers["loss/policy"], numbers["loss/value"]), self.version)
@@ -265,8 +268,7 @@ class PPOLearner:
 
     def _metrics(self, batch: Batch, history: Numbers, means: Tensor) -> Metrics:
         names = [*history, "explained_variance"]
-        found = of_whole_batch(means, names, self.collective, means=[name for name in names if name not in SUMS])
-        metrics = dict(zip(names, found.tolist(), strict=True))
+        metrics = of_whole_batch(means, names, self.collective, means=[name for name in names if name not in SUMS])
         if not math.isfinite(metrics["loss/total"]):
             first = int((~history["loss/total"].isfinite()).nonzero()[0])
             policy, value = (history[name][first] for name in ("loss/policy", "loss/value"))
@@ -289,7 +291,7 @@ class PPOLearner:
     # ------------------------------------------------------------------------------------------------------------ state
     @property
     def generators(self) -> Sequence[torch.Generator]:
-        """What an update draws from on its device."""
+        """The generators on the device that an update draws from."""
         return self.shuffle.generators
 
     def params(self) -> Mapping[str, Tensor]:

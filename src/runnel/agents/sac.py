@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from runnel.agents.base import BEFORE_UPDATES, Sizes, merge_transitions, read_metrics, split_errors
+from runnel.agents.base import BEFORE_UPDATES, ReplayState, Sizes, merge_transitions, read_metrics, split_errors
 from runnel.core import schedule
 from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
@@ -65,7 +65,7 @@ class SACConfig:
     """Move the temperature until the policy has its target entropy."""
     target_entropy: float | None = bounded(None, finite=True)
     """Entropy to hold, in nats. None: minus the number of action coordinates, or `entropy_share` of the most there can be.
-    Where an action mask leaves fewer actions, no state is asked for more than that share of its own most."""
+    Where an action mask leaves fewer actions, a state has at most `entropy_share` of the most there can be in it."""
     entropy_share: float = bounded(0.3, above=0, at_most=1)
     """Discrete actions: the target entropy of a state as a share of log(number of actions that are open there)."""
     metrics_every: int = bounded(1, at_least=1)
@@ -88,10 +88,10 @@ class SACConfig:
         return self.target_entropy
 
 
-class SACLearner:
+class SACLearner(ReplayState):
     """Consumes sampled transitions `[B]`, one batch a version; owns actor, critics, their targets and the temperature."""
 
-    own_state: tuple[str, ...] = ("generator",)
+    seed_name, exploration = "sac", ("explore",)
 
     def __init__(
         self,
@@ -107,15 +107,19 @@ class SACLearner:
         self.config, self.device = config, torch.device(device)
         self.actor, self.critic = actor.to(device), critic.to(device)
         self.collective: Collective = collective or SingleProcess()
+        # the logarithm is learned, so that no step can make the temperature negative
         self._log_temperature = nn.Parameter(torch.tensor(math.log(config.temperature), device=device))
         self.target_entropy = config.entropy_for(actor.env_spec.action)
         self.version, self._seed = 0, seed
         lrs = schedule.at(config.actor_lr, 0.0), schedule.at(config.critic_lr, 0.0)
         self._actor_adam, self._critic_adam = Adam(actor.parameters(), lr=lrs[0]), Adam(critic.parameters(), lr=lrs[1])
         self._temperature_adam = Adam([self._log_temperature], lr=lrs[1])
+        # critics alone have targets: a' in a target is drawn by the present policy, whose noise smooths it already
         self.target_critic = copy.deepcopy(critic).requires_grad_(False)
         self._target = Target(critic, self.target_critic)
-        self._generator = torch.Generator(device).manual_seed(make_seed(seed, "sac", self.collective.rank))
+        self._nets = {"actor": actor, "critic": critic, "target": self.target_critic}
+        self._adams = {"actor": self._actor_adam, "critic": self._critic_adam, "temperature": self._temperature_adam}
+        self._generator = torch.Generator(device).manual_seed(make_seed(seed, self.seed_name, self.collective.rank))
         self._params = dict(actor.state_dict())
         self._sizes: Sizes = {}
         self._home = Batch()
@@ -139,7 +143,7 @@ class SACLearner:
 
     def step(self, batch: Batch) -> tuple[Mapping[str, Tensor], Tensor]:
         """The whole update on the device: metrics by name `[]`, and the errors by transition `[B]`."""
-        with torch.no_grad():
+        with torch.no_grad():  # a constant to critics and actor: it is moved by its own loss alone
             temperature = self._log_temperature.exp()
         critic = self.critic_loss(batch, temperature)
         norm = self._critic_adam.step(critic.value, max_norm=None, collective=self.collective)
@@ -172,13 +176,14 @@ class SACLearner:
         return loss
 
     def target(self, batch: Batch, temperature: Tensor) -> Tensor:
-        """What the critics should have said. `[B]`"""
+        """The critics' targets. `[B]`"""
         reward, discount = batch["rewards/env"], batch["discount"]
         following = {k: batch["next_" + k] for k in self.actor.env_spec.obs}
         if isinstance(self.actor, CategoricalActor):  # the expectation over actions is a sum, and nothing is drawn
             logprobs = self.actor.logprobs(following, batch.get("next_action_mask"))
             next_q = self.target_critic.values(following)
             return soft_target_discrete(reward, discount, next_q, next_logprobs=logprobs, temperature=temperature)
+        # the smaller of two critics (TD3, sec. 4.2): the actor looks for overrated actions, and one critic would confirm them
         action, logprob = self.actor.sample(following, self.draw(len(reward)))
         next_q = self.target_critic.q(following, action)
         return soft_target(reward, discount, next_q, next_logprob=logprob, temperature=temperature)
@@ -220,50 +225,13 @@ class SACLearner:
         return len(batch["discount"]) * self.collective.world_size
 
     # ------------------------------------------------------------------------------------------------------------ state
-    @property
-    def generators(self) -> Sequence[torch.Generator]:
-        """What an update draws from on its device."""
-        return [self._generator]
-
-    def params(self) -> Mapping[str, Tensor]:
-        """The actor's weights and its exploration flag: the same tensors at every call, updated in place."""
-        return self._params
-
-    def base_params(self) -> Mapping[str, Tensor]:
-        """What a start is for: the actor's weights, not its exploration flag."""
-        return {name: x for name, x in self._params.items() if name != "explore"}
-
-    @torch.no_grad()
-    def start_from(self, params: Mapping[str, Tensor]) -> None:
-        """Start the actor, which has no target, from the weights of another run."""
-        for name, x in self.base_params().items():
-            x.copy_(params[name])
-
     def not_taken(self) -> Sequence[str]:
         return ("the critics", "the temperature", "the optimisers' moments", "the replay memory", BEFORE_UPDATES)
 
-    def reseed(self, version: int) -> None:
-        """A rank that joins at `version` draws noise of its own."""
-        self._generator.manual_seed(make_seed(self._seed, "sac", self.collective.rank, version))
-
     def state_dict(self) -> State:
-        nets = {"actor": self.actor, "critic": self.critic, "target": self.target_critic}
-        adams = {"actor": self._actor_adam, "critic": self._critic_adam, "temperature": self._temperature_adam}
-        return {
-            "nets": {name: {k: v.clone() for k, v in net.state_dict().items()} for name, net in nets.items()},
-            "adams": {name: adam.state_dict() for name, adam in adams.items()},
-            "log_temperature": self._log_temperature.detach().clone(),
-            "generator": self._generator.get_state(),
-            "version": self.version,
-        }
+        return {**super().state_dict(), "log_temperature": self._log_temperature.detach().clone()}
 
     def load_state_dict(self, state: State) -> None:
-        for name, net in (("actor", self.actor), ("critic", self.critic), ("target", self.target_critic)):
-            net.load_state_dict(state["nets"][name])
-        adams = {"actor": self._actor_adam, "critic": self._critic_adam, "temperature": self._temperature_adam}
-        for name, adam in adams.items():
-            adam.load_state_dict(state["adams"][name])
+        super().load_state_dict(state)
         with torch.no_grad():
             self._log_temperature.copy_(state["log_temperature"])
-        self._generator.set_state(torch.as_tensor(state["generator"]).cpu())
-        self.version = state["version"]

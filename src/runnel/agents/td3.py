@@ -15,14 +15,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from runnel.agents.base import BEFORE_UPDATES, Sizes, merge_transitions, read_metrics, split_errors
+from runnel.agents.base import BEFORE_UPDATES, ReplayState, Sizes, merge_transitions, read_metrics, split_errors
 from runnel.core import schedule
 from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.records import Batch, Segment
 from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
 from runnel.core.rng import make_seed
-from runnel.core.state import State
 from runnel.losses.actor import deterministic_actor_loss, ensemble_td_loss
 from runnel.losses.base import Loss
 from runnel.nets.continuous import DeterministicActor, QEnsemble
@@ -70,10 +69,10 @@ class TD3Config:
         check_bounds(self, f"{name}.")
 
 
-class TD3Learner:
+class TD3Learner(ReplayState):
     """Consumes sampled transitions `[B]`, one batch a version; owns the actor, the critics and the targets of both."""
 
-    own_state: tuple[str, ...] = ("generator",)
+    seed_name, exploration = "td3", ("explore", "noise_scale")
 
     def __init__(
         self,
@@ -92,10 +91,14 @@ class TD3Learner:
         self.version, self._seed = 0, seed
         self._actor_adam = Adam(actor.parameters(), lr=schedule.at(config.actor_lr, 0.0))
         self._critic_adam = Adam(critic.parameters(), lr=schedule.at(config.critic_lr, 0.0))
+        # targets follow slowly (`tau`): with the online networks, every step towards a target would move the target as well
         self.target_actor = copy.deepcopy(actor).requires_grad_(False)
         self.target_critic = copy.deepcopy(critic).requires_grad_(False)
         self._targets = Target(actor, self.target_actor), Target(critic, self.target_critic)
-        self._generator = torch.Generator(device).manual_seed(make_seed(seed, "td3", self.collective.rank))
+        targets = {"target_actor": self.target_actor, "target_critic": self.target_critic}
+        self._nets = {"actor": actor, "critic": critic, **targets}
+        self._adams = {"actor": self._actor_adam, "critic": self._critic_adam}
+        self._generator = torch.Generator(device).manual_seed(make_seed(seed, self.seed_name, self.collective.rank))
         self._params = dict(actor.state_dict())
         self._sizes: Sizes = {}
         self._home = Batch()
@@ -147,13 +150,16 @@ class TD3Learner:
         """`r + discount min_i Q_i(s', a')` by the target networks, a' smoothed by clipped noise (eqs. 14 and 15). `[B]`"""
         following = {k: batch["next_" + k] for k in self.actor.env_spec.obs}
         action = self.target_actor.action(following)
-        if self.config.target_noise:
+        if self.config.target_noise:  # so that the actor cannot make use of a narrow peak of Q (sec. 5.3)
             noise = torch.randn(action.shape, generator=self._generator, device=self.device) * self.config.target_noise
             action = (action + noise.clamp_(-self.config.target_noise_clip, self.config.target_noise_clip)).clamp_(-1.0, 1.0)
         return min_target(batch["rewards/env"], batch["discount"], self.target_critic.q(following, action))
 
     def actor_loss(self, batch: Batch) -> Loss:
-        """`-Q_1(s, mu(s))`: the gradient passes through the first critic to the action."""
+        """`-Q_1(s, mu(s))`: the gradient passes through the first critic to the action.
+
+        The smaller of both is for targets, where overrated values would add up; here one critic gives the direction (alg. 1).
+        """
         q = self.critic.q(batch, self.actor.action(batch), copies=1)
         return deterministic_actor_loss(q, denominator=self._count(batch))
 
@@ -162,54 +168,11 @@ class TD3Learner:
         return len(batch["discount"]) * self.collective.world_size
 
     # ------------------------------------------------------------------------------------------------------------ state
-    @property
-    def generators(self) -> Sequence[torch.Generator]:
-        """What an update draws from on its device."""
-        return [self._generator]
-
-    def params(self) -> Mapping[str, Tensor]:
-        """The actor's weights, its noise and its exploration flag: the same tensors at every call, updated in place."""
-        return self._params
-
-    def base_params(self) -> Mapping[str, Tensor]:
-        """What a start is for: the actor's weights, not its exploration, which follows this run's own schedule."""
-        return {name: x for name, x in self._params.items() if name not in ("explore", "noise_scale")}
-
-    @torch.no_grad()
     def start_from(self, params: Mapping[str, Tensor]) -> None:
         """Start the actor and its target from the weights of another run."""
-        for name, x in self.base_params().items():
-            x.copy_(params[name])
+        super().start_from(params)
         self._targets[0].follow(1.0)
 
     def not_taken(self) -> Sequence[str]:
         noise = f"the exploration noise (it begins at {self.actor.noise_scale.item():g})"
         return ("the critics", "the optimisers' moments", "the replay memory", noise, BEFORE_UPDATES)
-
-    def reseed(self, version: int) -> None:
-        """A rank that joins at `version` draws noise of its own."""
-        self._generator.manual_seed(make_seed(self._seed, "td3", self.collective.rank, version))
-
-    def state_dict(self) -> State:
-        return {
-            "nets": {name: {k: v.clone() for k, v in net.state_dict().items()} for name, net in self._nets().items()},
-            "adams": {"actor": self._actor_adam.state_dict(), "critic": self._critic_adam.state_dict()},
-            "generator": self._generator.get_state(),
-            "version": self.version,
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        for name, net in self._nets().items():
-            net.load_state_dict(state["nets"][name])
-        self._actor_adam.load_state_dict(state["adams"]["actor"])
-        self._critic_adam.load_state_dict(state["adams"]["critic"])
-        self._generator.set_state(torch.as_tensor(state["generator"]).cpu())
-        self.version = state["version"]
-
-    def _nets(self) -> dict[str, torch.nn.Module]:
-        return {
-            "actor": self.actor,
-            "critic": self.critic,
-            "target_actor": self.target_actor,
-            "target_critic": self.target_critic,
-        }

@@ -13,9 +13,12 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from runnel.track.collapse import open_collapses
 from runnel.track.files import MAX_LINE, open_regular, size_of
@@ -27,12 +30,15 @@ from runnel.track.status import read_end
 Ints = NDArray[np.int32]
 AXES = ("version", "steps", "samples", "tokens", "wall_s")
 NUM_EVENTS = 500
+"""Most events that are kept, the newest."""
 NUM_PROBLEMS = 20
+"""Most problems that are described; the others are only counted."""
 MARK_BYTES = 512
+"""Bytes at the beginning and before the end of what was read, of which `mark_of` is the hash."""
 MAX_PEEK = 1 << 20
 """Longest line in bytes that a preview reads; longer ones appear only when the whole file is parsed."""
-FORMAT = 5
-"""Format of the cache file; a file of another format is made anew."""
+FORMAT = 6
+"""Format of the cache file; a file of another format is made again."""
 
 
 class Columns:
@@ -54,25 +60,29 @@ class Columns:
         self.problems: list[str] = []
         self.num_problems = 0
         self.streams: Row = {}
-        self._base: dict[str, tuple[Ints, NDArray[np.floating]]] = {}
-        """Columns that are mapped from the cache. Names of positions begin with @."""
+        self._saved: list[str] = []
+        """Names of the columns in the cache file, in order of appearance. Names of positions begin with @."""
+        self._cache: Any = None
+        """The open cache file. It is mapped into memory, so only columns that are shown are read from the disk."""
         self._tail: dict[str, tuple[array[int], array[float]]] = {}
-        """Rows that were read since."""
+        """Rows that are newer than the cache file."""
         self._num_lines = 0
 
     # -------------------------------------------------------------------------------------------------------------- reading
     def names(self) -> list[str]:
         """Metrics in order of appearance."""
-        return [n for n in dict.fromkeys([*self._base, *self._tail]) if not n.startswith("@")]
+        return [n for n in dict.fromkeys([*self._saved, *self._tail]) if not n.startswith("@")]
 
     def values(self, name: str) -> tuple[Ints, Floats]:
         """The rows that have a metric, and its values there."""
-        rows, values = self._base.get(name, _NOTHING)
+        rows, values = np.zeros(0, dtype=np.int32), np.zeros(0)
+        if name in self._saved:
+            rows, values = self._cache.get_tensor(f"rows {name}"), self._cache.get_tensor(f"values {name}").astype(np.float64)
         if name not in self._tail:
-            return rows, np.asarray(values, dtype=np.float64)
+            return rows, values
         more_rows, more = self._tail[name]
         both = np.concatenate([rows, np.array(more_rows, dtype=np.int32)])
-        return both, np.concatenate([np.asarray(values, dtype=np.float64), np.array(more, dtype=np.float64)])
+        return both, np.concatenate([values, np.array(more, dtype=np.float64)])
 
     def axis(self, name: str) -> Floats:
         """The position of each row: its `version`, `steps`, `samples`, `tokens` or `wall_s`."""
@@ -123,7 +133,8 @@ class Columns:
             return
         self.end = {}  # a row behind an end: the run was resumed
         if kind == "eval":
-            self._add_eval(row)
+            self.last_eval = {k: v for k, v in row.items() if k not in ("samples", "kind")}
+            self.evals.append({k: row[k] for k in ("version", "steps", "mean", "low", "high", "num") if k in row})
         else:
             self.last = {k: v for k, v in row.items() if k != "sample_ids"}
             self.streams = dict(row.get("streams") or {})
@@ -138,11 +149,6 @@ class Columns:
             self.scaled |= {str(kind): int(num) for kind, num in numbers.items() if is_number(num)}
         elif row.get("what") == "resume":
             self.scaled = {}
-
-    def _add_eval(self, row: Row) -> None:
-        kept = {k: v for k, v in row.items() if k not in ("samples", "kind")}
-        self.last_eval = kept
-        self.evals.append({k: kept[k] for k in ("version", "steps", "mean", "low", "high", "num") if k in kept})
 
     def _position(self, row: Row) -> None:
         # Each sample counts once: the accounts of further readers have names with a colon.
@@ -163,54 +169,32 @@ class Columns:
     # ---------------------------------------------------------------------------------------------------------------- cache
     def save(self, path: Path, mark: str) -> None:
         """Write all columns to a cache file. `mark` (from `mark_of`) shows later whether metrics.jsonl is still the same."""
-        places: dict[str, tuple[int, int, str]] = {}
+        names = list(dict.fromkeys([*self._saved, *self._tail]))
+        columns: dict[str, NDArray[np.generic]] = {}
+        for name in names:
+            columns[f"rows {name}"], values = self.values(name)
+            columns[f"values {name}"] = values if name.startswith("@") else values.astype(np.float32)
+        plain = {attribute: getattr(self, attribute) for attribute in _PLAIN} | {"events": list(self.events)}
+        header = {"format": FORMAT, "mark": mark, "names": names, "num_lines": self._num_lines, **plain}
         temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-        with temporary.open("wb") as file:
-            for name in dict.fromkeys([*self._base, *self._tail]):
-                rows, values = self.values(name)
-                kind = "<f8" if name.startswith("@") else "<f4"
-                places[name] = (file.tell(), len(rows), kind)
-                file.write(rows.astype("<i4").tobytes())
-                file.write(b"\0" * (-file.tell() % 8))  # aligned, so that the mapped bytes can be viewed as numbers
-                file.write(values.astype(kind).tobytes())
-                file.write(b"\0" * (-file.tell() % 8))
-            start = file.tell()
-            header = {"format": FORMAT, "mark": mark, "places": places, **self._plain()}
-            file.write(json.dumps(header).encode())
-            file.write(start.to_bytes(8, "little"))
+        save_file(columns, temporary, {"header": json.dumps(header)})
         temporary.replace(path)
-
-    def _plain(self) -> Row:
-        return {n: getattr(self, n) for n in _PLAIN} | {"events": list(self.events), "num_lines": self._num_lines}
 
     @classmethod
     def load(cls, path: Path, metrics: Path) -> Columns | None:
         """Map the columns of a cache file; None if there is none that belongs to this metrics.jsonl."""
         try:
-            with path.open("rb") as file:
-                file.seek(-8, os.SEEK_END)
-                start = int.from_bytes(file.read(8), "little")
-                file.seek(start)
-                header = json.loads(file.read()[:-8])
+            cache: Any = safe_open(path, "numpy")
+            header = json.loads(cache.metadata()["header"])
             if header["format"] != FORMAT or header["mark"] != mark_of(metrics, header["offset"]):
                 return None
-            empty = np.zeros(0, dtype=np.uint8)  # a file of no bytes cannot be mapped
-            return cls._from(header, np.memmap(path, dtype=np.uint8, mode="r", shape=(start,)) if start else empty)
-        except (OSError, ValueError, KeyError, TypeError):
+            self = cls()
+            for name in _PLAIN:
+                setattr(self, name, header[name])
+            self.events.extend(header["events"])
+            self._num_lines, self._saved, self._cache = header["num_lines"], header["names"], cache
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
             return None
-
-    @classmethod
-    def _from(cls, header: Row, mapped: NDArray[np.uint8]) -> Columns:
-        self = cls()
-        for name in _PLAIN:
-            setattr(self, name, header[name])
-        self.events.extend(header["events"])
-        self._num_lines = header["num_lines"]
-        for name, (start, num, kind) in header["places"].items():
-            second = start + 4 * num + (-(start + 4 * num) % 8)
-            rows = mapped[start : start + 4 * num].view("<i4")
-            values = mapped[second : second + num * int(kind[-1])].view(kind)
-            self._base[name] = (rows, values)
         return self
 
 
@@ -227,19 +211,10 @@ def _load(row: Row) -> dict[str, float]:
 
 
 _PLAIN = (
-    "offset",
-    "num_rows",
-    "last",
-    "last_eval",
-    "end",
-    "evals",
-    "problems",
-    "num_problems",
-    "streams",
-    "collapses",
-    "scaled",
+    *("offset", "num_rows", "last", "last_eval", "end", "evals"),
+    *("problems", "num_problems", "streams", "collapses", "scaled"),
 )
-_NOTHING: tuple[Ints, Floats] = (np.zeros(0, dtype=np.int32), np.zeros(0))
+"""Attributes that the cache file holds as JSON."""
 
 
 def mark_of(metrics: Path, offset: int) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TypedDict
 
 import numpy as np
 
 from runnel.board.library import RunView
-from runnel.report.accounts import read_account
+from runnel.report.accounts import accounts_in
 from runnel.track.files import is_regular
-from runnel.track.folder import Row, Settings
-from runnel.track.history import Floats, waiting_share
+from runnel.track.folder import Row
+from runnel.track.history import Floats, as_table, waiting_share
 from runnel.track.locks import Lock
 from runnel.track.status import failure_of
 
@@ -21,23 +20,6 @@ RATE_ROWS = 20
 """Rates are measured over at least this many rows, and at least a second."""
 STAGES = "time/stages/"
 IDLE = "time/idle/"
-
-
-class StageTime(TypedDict):
-    """Seconds in a stage of a worker: over the whole run, and over its last minute."""
-
-    stage: str
-    seconds: float
-    recent: float
-
-
-class WorkerTime(TypedDict):
-    """Where the time of a worker goes. `idle` is the share of time that it waits; None if it does not report it."""
-
-    worker: str
-    idle: float | None
-    idle_recent: float | None
-    stages: list[StageTime]
 
 
 def detail(run: RunView, held: Collection[Lock] | None) -> Row:
@@ -53,7 +35,7 @@ def detail(run: RunView, held: Collection[Lock] | None) -> Row:
         "evals": c.evals[-400:],
         "returns": {k: c.last_eval[k] for k in ("returns", "lengths", "extra", "per_prompt") if k in c.last_eval},
         "stages": stages(run),
-        "streams": [stream_line(name, counts) for name, counts in c.streams.items() if isinstance(counts, Mapping)],
+        "streams": [{"name": name, **vars(found), "balance": found.balance} for name, found in accounts_in(c.streams).items()],
         "rates": rates(run),
         "ranks": c.last.get("time", {}).get("ranks") or {},
         "system": c.last.get("time", {}).get("system") or {},
@@ -71,15 +53,16 @@ def detail(run: RunView, held: Collection[Lock] | None) -> Row:
     }
 
 
-def stages(run: RunView) -> list[WorkerTime]:
-    """For each worker the seconds in each stage and the share of time that it waits: over the whole run and its last minute."""
+def stages(run: RunView) -> list[Row]:
+    """For each worker the seconds in each stage and the share of time that it waits: over the whole run and its last minute
+    (`recent`). The share is None for a worker that does not report it."""
     c = run.columns
     wall = c.axis("wall_s")
     since = wall[-1] - RECENT_S if len(wall) else 0.0
     updates = np.setdiff1d(np.arange(len(wall)), c.values("eval/mean")[0])  # rows of evaluations do not mention workers
-    workers: dict[str, WorkerTime] = {}
+    workers: dict[str, Row] = {}
 
-    def of(worker: str) -> WorkerTime:
+    def of(worker: str) -> Row:
         return workers.setdefault(worker, {"worker": worker, "idle": None, "idle_recent": None, "stages": []})
 
     for name in c.names():
@@ -103,7 +86,7 @@ def at_work(run: RunView) -> Row:
     found = run.info.get("dataflow")
     if not isinstance(found, Mapping) or not isinstance(found.get("workers"), list):
         return {}
-    numbers = {"actor": run.config.get("num_actors"), "policy": _table(run.config.get("placement")).get("policy_workers")}
+    numbers = {"actor": run.config.get("num_actors"), "policy": as_table(run.config.get("placement")).get("policy_workers")}
     numbers |= run.columns.scaled
     workers = [w for w in found["workers"] if isinstance(w, Mapping) and _is_at_work(w, numbers.get(str(w.get("kind"))))]
     return {**found, "workers": workers}
@@ -113,16 +96,6 @@ def _is_at_work(worker: Mapping[str, object], number: object) -> bool:
     name, _, place = str(worker.get("name")).rpartition("-")
     counted = place.isdecimal() and (name == "actor" or worker.get("kind") == "policy")
     return not (counted and isinstance(number, int)) or int(place) < number
-
-
-def _table(value: object) -> Settings:
-    return value if isinstance(value, Mapping) else {}
-
-
-def stream_line(name: str, found: Mapping[str, object]) -> Row:
-    """The account of one stream, with the number of rows that are unaccounted for."""
-    account = read_account(found)
-    return {"name": str(name), **vars(account), "balance": account.balance}
 
 
 def rates(run: RunView) -> dict[str, float]:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from runnel.core.config import flat
 from runnel.core.resolve import own_name
+from runnel.report.tuning import TAG
 from runnel.track.folder import Row, Settings
+from runnel.track.history import tags_in
 
 if TYPE_CHECKING:
     from runnel.board.library import RunView
@@ -23,7 +25,7 @@ def group_labels(runs: Sequence[RunView]) -> dict[str, str]:
     """A label for each group: recipe and task; if several groups share these, also the settings that distinguish it."""
     by_label: dict[tuple[str, bool], dict[str, Row]] = {}
     for run in runs:
-        trial = "tuning" in run.tags  # apart: the settings that a study varies are no difference between other runs
+        trial = TAG in tags_in(run.config)  # apart: the settings that a study varies are no difference between other runs
         groups = by_label.setdefault((run.label, trial), {})
         if run.group not in groups:
             groups[run.group] = flat(run.method)
@@ -47,8 +49,9 @@ def _distinguished(groups: Mapping[str, Settings]) -> dict[str, str]:
     out = {}
     for place, (group, found) in enumerate(groups.items()):
         shared = {n: alike[n, repr(found.get(n))] for n in names}
-        said = _fewest(shared, 1 << place)
-        out[group] = ", ".join(f"{title[n]} {_brief(found.get(n))}" for n in said)
+        values = {n: found.get(n) for n in _fewest(shared, 1 << place)}
+        shown = {n: f"{value:.4g}" if isinstance(value, float) else own_name(str(value)) for n, value in values.items()}
+        out[group] = ", ".join(f"{title[n]} {text}" for n, text in shown.items())
     return out
 
 
@@ -65,7 +68,3 @@ def _fewest(shared: Mapping[str, int], own: int) -> list[str]:
         said.append(best)
         left &= shared[best]
     return said
-
-
-def _brief(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else own_name(str(value))

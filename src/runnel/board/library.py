@@ -24,7 +24,7 @@ from runnel.report.collect import NOT_LEARNED
 from runnel.track.files import size_of
 from runnel.track.folder import Row, RunFolder
 from runnel.track.frame import RETURN_KEYS
-from runnel.track.history import Floats, is_number
+from runnel.track.history import Floats, is_number, run_label, tags_in
 from runnel.track.locks import Lock, holder_of, locked_files
 from runnel.track.status import status_of
 
@@ -158,13 +158,7 @@ class RunView:
 
     @property
     def label(self) -> str:
-        parts = [own_name(str(self.info.get(key) or "")) for key in ("recipe", "subject")]
-        return " ".join(dict.fromkeys(part for part in parts if part)) or self.folder.path.resolve().name
-
-    @property
-    def tags(self) -> list[str]:
-        found = self.config.get("tags")
-        return [str(tag) for tag in found] if isinstance(found, list) else []
+        return run_label(self.info, self.folder)
 
     @property
     def seed(self) -> str:
@@ -184,8 +178,7 @@ class RunView:
     @property
     def group(self) -> str:
         """A key that runs of one method on one task share."""
-        same = self.method
-        return hashlib.sha256((self.label + json.dumps(same, sort_keys=True)).encode()).hexdigest()[:12]
+        return hashlib.sha256((self.label + json.dumps(self.method, sort_keys=True)).encode()).hexdigest()[:12]
 
     @property
     def score_name(self) -> str:
@@ -207,7 +200,7 @@ class RunView:
             "recipe": own_name(str(self.info.get("recipe") or "")),
             "subject": own_name(str(self.info.get("subject") or "")),
             "seed": self.info.get("seed"),
-            "tags": self.tags,
+            "tags": tags_in(self.config),
             "created": self.created,
             "status": status,
             "progress": progress,
@@ -254,6 +247,7 @@ class Library:
         self.runs: dict[str, RunView] = {}
         self.studies: dict[str, Path] = {}
         self.held: Collection[Lock] | None = ()
+        """The locks that processes of this machine hold (`locked_files`)."""
         self.problem = ""
         """Why the folder cannot be read now; empty if it can."""
         self._cache = cache or default_cache()
@@ -267,9 +261,8 @@ class Library:
             self.held = locked_files()
             runs, self.studies = _find(self.root)
             changed = {key for key in self.runs if key not in runs}
-            kept = {key: self.runs.get(key) or RunView(key, RunFolder(path), self._cache) for key, path in runs.items()}
-            self.runs = kept
-            for key, run in kept.items():
+            self.runs = {key: self.runs.get(key) or RunView(key, RunFolder(path), self._cache) for key, path in runs.items()}
+            for key, run in self.runs.items():
                 with run.lock:
                     if run.refresh(self._workers()):
                         changed.add(key)

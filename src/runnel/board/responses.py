@@ -85,12 +85,11 @@ def curves(library: Library, asked: Query) -> Row:
 
     `asked`: runs, metrics, axis, smoothing in [0, 1), group (mean over seeds), span ([low, high] of the axis).
     """
-    chosen = [library.runs[str(key)] for key in _list(asked, "runs")[:MAX_RUNS] if str(key) in library.runs]
     names, axis = [str(name) for name in _list(asked, "metrics")[:MAX_METRICS]], str(asked.get("axis", "steps"))
     if axis not in AXES:
         raise ConfigError("axis", axis, f"use one of {', '.join(AXES)}")
     weight, span = _weight(asked.get("smoothing", 0.0)), _span(asked.get("span"))
-    of = [(run, name) for run in chosen for name in names]
+    of = [(run, name) for run in _chosen(library, asked) for name in names]
     found: list[Curve] = []
     for run, name in of:
         with run.lock:
@@ -103,13 +102,13 @@ def curves(library: Library, asked: Query) -> Row:
     aligned = align([cleaned[i] for i in kept], points=points, means=grouped or weight > 0)
     y = smooth(aligned.y, weight) if weight > 0 else aligned.y
     shown = Aligned(aligned.x, y)
-    members = [of[i] for i in kept]
-    series = _by_group(shown, members) if grouped else _by_run(shown, members)
+    lines = [of[i] for i in kept]
+    if grouped:
+        series = _by_group(shown, lines)
+    else:
+        each = zip(lines, y, strict=True)
+        series = [{"run": run.key, "group": run.group, "metric": name, "y": plain(values)} for (run, name), values in each]
     return {"metrics": names, "axis": axis, "x": plain(aligned.x, 10), "series": series}
-
-
-def _by_run(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[Row]:
-    return [{"run": run.key, "group": run.group, "metric": name, "y": plain(aligned.y[i])} for i, (run, name) in enumerate(of)]
 
 
 def _by_group(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[Row]:
@@ -125,14 +124,8 @@ def _by_group(aligned: Aligned, of: Sequence[tuple[RunView, str]]) -> list[Row]:
 def _mean(aligned: Aligned, of: Sequence[tuple[RunView, str]], members: list[int], *, repeats: int) -> Row:
     run, name = of[members[0]]
     mean, low, high = across_seeds(aligned, members)
-    series: Row = {
-        "run": run.key,
-        "group": run.group,
-        "metric": name,
-        "num": len(members),
-        "repeats": repeats,
-        "y": plain(mean),
-    }
+    series: Row = {"run": run.key, "group": run.group, "metric": name, "y": plain(mean)}
+    series |= {"num": len(members), "repeats": repeats}
     if len(members) == 1:
         return series
     series |= {"low": plain(low), "high": plain(high), "caution": few_seeds(len(members))}
@@ -143,10 +136,7 @@ def metrics(library: Library, asked: Query) -> Row:
     """The names of all metrics of some runs, and the axes that at least one of the runs counts."""
     names: dict[str, None] = {}
     axes = set()
-    for key in _list(asked, "runs")[:MAX_RUNS]:
-        run = library.runs.get(str(key))
-        if run is None:
-            continue
+    for run in _chosen(library, asked):
         with run.lock:
             names.update(dict.fromkeys(run.columns.names()))
             axes |= {axis for axis in AXES if axis not in axes and run.columns.axis(axis)[-1:].any()}
@@ -155,8 +145,7 @@ def metrics(library: Library, asked: Query) -> Row:
 
 def configs(library: Library, asked: Query) -> Row:
     """The settings that differ between some runs, and the number of settings that are the same."""
-    chosen = [library.runs[str(key)] for key in _list(asked, "runs")[:MAX_RUNS] if str(key) in library.runs]
-    flats = {run.key: flat(run.config) for run in chosen}
+    flats = {run.key: flat(run.config) for run in _chosen(library, asked)}
     names = list(dict.fromkeys(name for found in flats.values() for name in found))
     varied = [n for n in names if len({repr(found.get(n)) for found in flats.values()}) > 1]
     rows = {key: {n: found.get(n) for n in varied} for key, found in flats.items()}
@@ -199,6 +188,11 @@ def read_study(key: str, path: Path) -> Row:
     if not isinstance(found, dict) or not isinstance(found.get("trials"), list):
         return {"id": key, "name": path.parent.name, "error": f"{path.name} holds no study; it has no list of trials"}
     return {**found, "recipe": own_name(str(found.get("recipe") or "")), "id": key}
+
+
+def _chosen(library: Library, asked: Query) -> list[RunView]:
+    """The runs that a request names. Those that are gone are left out."""
+    return [run for key in _list(asked, "runs")[:MAX_RUNS] if (run := library.runs.get(str(key)))]
 
 
 def _list(asked: Query, name: str) -> list[object]:

@@ -135,10 +135,8 @@ class Live:
                 changed = self.library.refresh() | self._ended()
                 self.library.problem = ""
             except Exception as error:  # a network disk may come back, so go on; until then the page must show the problem
-                changed, self.library.problem = (
-                    set(),
-                    f"{self.library.root} cannot be read now ({type(error).__name__}: {error})",
-                )
+                changed = set()
+                self.library.problem = f"{self.library.root} cannot be read now ({type(error).__name__}: {error})"
             pause = max(REFRESH_S, 4 * (time.perf_counter() - began))  # with very many folders, use at most a fifth of a core
             problem = self.library.problem
             if (changed or problem) and self._loop is not None:
@@ -171,22 +169,10 @@ class Live:
 
 
 Respond = Callable[[Library, responses.Query], Row]
-GET: dict[str, Respond] = {
-    "runs": responses.runs,
-    "run": responses.run,
-    "compare": responses.compare,
-    "episodes": responses.episodes,
-    "groups": responses.groups,
-    "study": responses.study,
-}
-"""Requests whose data are in the address."""
-POST: dict[str, Respond] = {
-    "curves": responses.curves,
-    "metrics": responses.metrics,
-    "configs": responses.configs,
-    "order": responses.order,
-}
-"""Requests whose data are a JSON body."""
+GET = (responses.runs, responses.run, responses.compare, responses.episodes, responses.groups, responses.study)
+"""Functions that serve requests with data in the address: /api/runs is served by `runs`."""
+POST = (responses.curves, responses.metrics, responses.configs, responses.order)
+"""Functions that serve requests with a JSON body."""
 
 
 def make_app(library: Library, *, hosts: frozenset[str] = frozenset(LOOPBACK), token: str = "") -> Starlette:
@@ -205,8 +191,8 @@ def make_app(library: Library, *, hosts: frozenset[str] = frozenset(LOOPBACK), t
 
     routes = [
         Route("/", _index),
-        *(Route(f"/api/{name}", _endpoint(library, make)) for name, make in GET.items()),
-        *(Route(f"/api/{name}", _endpoint(library, make), methods=["POST"]) for name, make in POST.items()),
+        *(Route(f"/api/{make.__name__}", _endpoint(library, make)) for make in GET),
+        *(Route(f"/api/{make.__name__}", _endpoint(library, make), methods=["POST"]) for make in POST),
         Route("/api/live", events),
         Route("/video", _video),
         Route("/report", _report),
@@ -310,6 +296,5 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise ConfigError(
-            "port", f"{host}:{port}", f"cannot listen there ({error.strerror}); use another --port, 0 for any"
-        ) from error
+        fix = f"cannot listen there ({error.strerror}); use another --port, 0 for any"
+        raise ConfigError("port", f"{host}:{port}", fix) from error

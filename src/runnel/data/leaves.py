@@ -8,7 +8,7 @@ episode it is another one, the final observation. Those are few and lie in a poo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,55 +29,8 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     return torch.zeros(0, dtype=dtype).numpy().dtype
 
 
-class Leaf(Protocol):
-    """One leaf of the observations of all stored segments."""
-
-    def put(self, slot: int, obs: Array, final: Array, after: Array) -> int:
-        """Store `obs` `[T + 1, B, ...]` in `slot`, and `final` `[F, ...]`, which followed the entries `after` `[F]` of `obs`
-        (counted in the segment). Returns the id of the first final observation."""
-        ...
-
-    def forget(self, slot: int) -> None:
-        """Free the pooled items of the oldest segment, in `slot`, which is about to be overwritten."""
-        ...
-
-    def take(self, entries: Array, out: Array) -> None:
-        """Observations of the ring, by entry. `[n] -> [n, ...]`"""
-        ...
-
-    def follow(self, where: Array, out: Array) -> None:
-        """Observations of the ring (0 and above) or final ones (below). `[n] -> [n, ...]`"""
-        ...
-
-    def counts(self) -> State:
-        """The positions of all observations, without the observations."""
-        ...
-
-    def recount(self, state: State) -> None:
-        """Restore the positions of `counts`; `load` brings the observations."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its arrays when every slot has been written."""
-        ...
-
-    @property
-    def pooled_bytes(self) -> int:
-        """The part of `num_bytes` that depends on the data: frames, and final observations."""
-        ...
-
-    def save(self, start: int, stop: int) -> dict[str, Array]:
-        """The arrays of slots `start ... stop - 1`, in order of insertion; views where possible."""
-        ...
-
-    def load(self, start: int, stop: int, arrays: Mapping[str, Array]) -> None:
-        """Undo `save`."""
-        ...
-
-
 class PlainLeaf:
-    """A leaf that is stored as it is."""
+    """One leaf of the observations of all stored segments, stored as it is."""
 
     def __init__(self, num_slots: int, per_slot: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, memory: Memory) -> None:
         self._memory, self._data = memory, memory.zeros((num_slots, per_slot, *shape), dtype)
@@ -88,6 +41,8 @@ class PlainLeaf:
         """Spans of frames of a checkpoint in which this leaf was kept as a stack."""
 
     def put(self, slot: int, obs: Array, final: Array, after: Array) -> int:
+        """Store `obs` `[T + 1, B, ...]` in `slot`, and `final` `[F, ...]`, which followed the entries `after` `[F]` of `obs`
+        (counted in the segment). Returns the id of the first final observation."""
         self._memory.will_fill(self._data, slot + 1)
         self._data[slot] = obs.reshape(self._data.shape[1:])
         first = self._final.push(final)
@@ -95,12 +50,15 @@ class PlainLeaf:
         return first
 
     def forget(self, slot: int) -> None:
+        """Free the pooled items of the oldest segment, in `slot`, which is about to be overwritten."""
         self._final.drop(int(self._span[slot, 1] - self._span[slot, 0]))
 
     def take(self, entries: Array, out: Array) -> None:
+        """Write observations of the ring, by entry, into `out`. `[n], [n, ...]`"""
         self._flat.take(entries, axis=0, out=out, mode="clip")
 
     def follow(self, where: Array, out: Array) -> None:
+        """Write observations of the ring (0 and above) or final ones (below 0) into `out`. `[n], [n, ...]`"""
         self._flat.take(where, axis=0, out=out, mode="clip")
         final = np.flatnonzero(where < 0)
         if len(final):
@@ -108,26 +66,32 @@ class PlainLeaf:
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of its arrays when every slot has been written."""
         return self._data.nbytes + self._final.num_bytes + self._span.nbytes
 
     @property
     def pooled_bytes(self) -> int:
+        """The part of `num_bytes` that depends on the data: frames, and final observations."""
         return self._final.num_bytes
 
     def counts(self) -> State:
+        """The positions of all observations, without the observations."""
         return {"span": self._span.copy(), "final": self._final.counts()}
 
     def recount(self, state: State) -> None:
+        """Restore the positions of `counts`; `load` brings the observations."""
         self._frames = state["span"] if "frames" in state else None
         state = state["ids"] if "frames" in state else state
         self._span[:] = state["span"]
         self._final.resize(state["final"])
 
     def save(self, start: int, stop: int) -> dict[str, Array]:
+        """The arrays of slots `start ... stop - 1`, in order of insertion; views where possible."""
         final = self._final.read(int(self._span[start, 0]), int(self._span[stop - 1, 1]))
         return {"data": self._data[start:stop], "final": final}
 
     def load(self, start: int, stop: int, arrays: Mapping[str, Array]) -> None:
+        """Undo `save`."""
         data, final = arrays["data"], arrays["final"]
         if self._frames is not None:  # numbers of frames; those of a slot lie in the span of it
             frames, first = arrays["frames"], int(self._frames[start, 0])
@@ -138,7 +102,8 @@ class PlainLeaf:
 
 
 class StackedLeaf:
-    """Stores stacks of k frames `[k * C, H, W]`, to which each step adds one, as single frames and k frame ids for each entry.
+    """A `PlainLeaf` of stacks of k frames `[k * C, H, W]`, to which each step adds one: it stores single frames, and k frame
+    ids for each entry.
 
     It compares each stack with the one before it and does not assume that only one frame is new. Where that is not so (at the
     start of a segment or an episode, or if it is no stack at all) it stores all k frames, and equal neighbours once. So the
@@ -245,6 +210,9 @@ class StackedLeaf:
     def _other_layout(self) -> ConfigError:
         fix = "resume with replay.compress_frames=false, which reads both"
         return ConfigError("replay.compress_frames", True, f"the checkpoint keeps {self._name!r} in another layout; {fix}")
+
+
+Leaf = PlainLeaf | StackedLeaf
 
 
 def _differ(a: Array, b: Array) -> Array:

@@ -73,8 +73,10 @@ class Memory:
         return found
 
     def will_fill(self, array: Array, num: int) -> None:
-        """Before the first `num` rows of one of its arrays are written: set blocks of the disk aside for them, or raise a
-        `DiskFullError`. A page of a mapped file that finds no block kills the process, without a word (SIGBUS)."""
+        """Reserve disk blocks for the first `num` rows of one of its arrays, or raise a `DiskFullError`.
+
+        Call it before they are written: where the disk has no block for a page, the write would kill the process (SIGBUS).
+        """
         for found in self._files:
             if found.array is array:
                 fix = "the replay memory grows there; free some, or set replay.mmap_dir"
@@ -84,7 +86,7 @@ class Memory:
 
 @dataclass
 class _Mapped:
-    """A mapped file, of which the first `done` bytes have their blocks."""
+    """A mapped file. Blocks of the disk are reserved for its first `done` bytes."""
 
     file: IO[bytes]
     array: Array

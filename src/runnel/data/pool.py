@@ -14,6 +14,7 @@ Ids = TypeVar("Ids", int, Array)
 SLACK = 32
 """A ring of pooled items has room for one in this many more than it had to hold, since episodes do not end evenly."""
 _MOVED_AT_ONCE = 1024
+"""Number of items. Where source and target overlap, numpy first copies the items: a copy of all might not fit into memory."""
 
 
 class Pool:

@@ -17,7 +17,7 @@ from runnel.data.store import SegmentStore
 
 
 def replay_stream(
-    env: EnvSpec, *, batch_size: int, name: str = "replay", capacity: int = 2, reader: str = "trainer", device: str = "cpu"
+    env: EnvSpec, *, batch_size: int, name: str = "replay", capacity: int = 2, reader: str = "trainer"
 ) -> StreamSpec:
     """A stream of training batches: `batch_size` transitions a segment, with importance `weight` and `index` for feedback.
 
@@ -36,7 +36,7 @@ def replay_stream(
     fields["weight"] = FieldSpec(("B",))
     fields["index"] = FieldSpec(("B",), torch.int64)
     feedback = {"priority": FieldSpec(("B",)), "index": FieldSpec(("B",), torch.int64)}
-    return StreamSpec(name, fields, {"B": batch_size}, capacity=capacity, readers=(reader,), device=device, feedback=feedback)
+    return StreamSpec(name, fields, {"B": batch_size}, capacity=capacity, readers=(reader,), feedback=feedback)
 
 
 class ReplayStore(SegmentStore):

@@ -20,13 +20,7 @@ _NOT_REPLAYED = ("logprob", "policy_version", "terminated", "truncated")
 
 
 def sequence_stream(
-    source: StreamSpec,
-    *,
-    batch_size: int,
-    name: str = "replay",
-    capacity: int = 2,
-    reader: str = "trainer",
-    device: str = "cpu",
+    source: StreamSpec, *, batch_size: int, name: str = "replay", capacity: int = 2, reader: str = "trainer"
 ) -> StreamSpec:
     """A stream of training batches: `batch_size` rows of T steps out of `source`.
 
@@ -42,9 +36,7 @@ def sequence_stream(
     fields["index"] = FieldSpec(("B",), torch.int64)
     sizes = {**source.sizes, "B": batch_size, "F": source.sizes["T"] * batch_size}
     feedback = {"priority": FieldSpec(("B",)), "index": FieldSpec(("B",), torch.int64)}
-    return StreamSpec(
-        name, fields, sizes, variable=("F",), capacity=capacity, readers=(reader,), device=device, feedback=feedback
-    )
+    return StreamSpec(name, fields, sizes, variable=("F",), capacity=capacity, readers=(reader,), feedback=feedback)
 
 
 class SequenceStore(SegmentStore):

@@ -123,6 +123,7 @@ class SegmentStore(ABC):
             size = self._num_slots * self._units
             self._priorities = Priorities(size, alpha=config.alpha, floor=config.min_priority)
         self._num_inserted = self._num_drawn = 0
+        # the numbers of segments at which `_look_again` checks: early, and more exactly as the memory fills
         self._looks = {-(-self._num_slots // n) for n in (64, 8, 2)}
         self._selected = np.ones(self._num_slots * self._rows, dtype=bool)
         self._held = 0

@@ -19,6 +19,7 @@ from runnel.core.state import Settings, State
 from runnel.envs.fire import FiringVector
 from runnel.envs.spaces import Info, Obs
 from runnel.envs.vector.batch import Rows
+from runnel.envs.vector.cpu_base import episode_seed
 from runnel.envs.vector.gym_vector import Convert, Flags, GymVector, Masked
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class ArcadeResets(Masked):
         self._episode[rows] += 1
         self._start[rows[due]] = self._clock
         for row in rows[due].tolist():
-            self._used[row] = self._seeds[row](self._seed, int(self._episode[row]))
+            self._used[row] = episode_seed(self._seed, self._index0 + row, int(self._episode[row]))
         self._unseeded = rows[~due]
         return self._reset_to(rows, self._used[rows].tolist())
 
@@ -104,7 +105,7 @@ class ArcadeResets(Masked):
         return {**(super().save() or {}), "fires": isinstance(self.vec, FiringVector)}
 
     def load(self, state: State, convert: Convert) -> Obs | None:
-        """Replay. Old checkpoints, of before lives began with FIRE, are replayed without it; then games go on with it."""
+        """Replay. A checkpoint from before FIRE was played after a lost life is replayed without it."""
         if not isinstance(self.vec, FiringVector):
             return super().load(state, convert)
         self.vec.presses = bool(state.get("fires", False))
@@ -122,20 +123,10 @@ class ArcadeResets(Masked):
         return over
 
 
-class ArcadeVector(GymVector):
+def arcade_vector(
+    target: str, num_envs: int, *, seed: int, index0: int = 0, threads: int = 0, kwargs: Settings | None = None
+) -> GymVector:
     """`num_envs` Atari games, stepped by `threads` threads of ale-py (0: one for each core)."""
-
-    def __init__(
-        self,
-        target: str,
-        num_envs: int,
-        *,
-        seed: int,
-        index0: int = 0,
-        threads: int = 0,
-        kwargs: Settings | None = None,
-    ) -> None:
-        vec = make_arcade(target, num_envs, threads=threads, kwargs=kwargs)
-        stack = {**STANDARD, **(kwargs or {})}["frame_stack"]
-        resets = ArcadeResets(vec, target, index0)
-        super().__init__(resets, seed=seed, index0=index0, name=target, has_mask=False, stack=int(stack))
+    resets = ArcadeResets(make_arcade(target, num_envs, threads=threads, kwargs=kwargs), target, index0)
+    stack = {**STANDARD, **(kwargs or {})}["frame_stack"]
+    return GymVector(resets, seed=seed, index0=index0, name=target, has_mask=False, stack=int(stack))

@@ -17,9 +17,7 @@ KNOWN = {
     "tensor:Pendulum-v1": "as tensors; so are Acrobot-v1, MountainCar-v0 and MountainCarContinuous-v0",
     "tensor:FourRooms": "a grid world as tensors: find the goal through four rooms",
     "runnel.envs.toy:Recall": "remember a cue; needs a recurrent network",
-    "runnel.envs.toy:Composite": "one decision of several parts: MultiDiscrete, MultiBinary, Tuple, Dict",
     "runnel.envs.toy:TruncationTrap": "constant reward, truncated only: tests bootstrapping",
     "runnel.envs.toy:MaskedBandit": "one decision with action masks",
-    "runnel.envs.toy:DictGoal": "walk to a goal; Dict observation",
     "runnel.envs.toy:PointMass": "push a point to the origin; continuous, learned in seconds",
 }

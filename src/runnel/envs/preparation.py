@@ -15,6 +15,11 @@ from runnel.envs.fire import NO_FIRE
 from runnel.envs.vector.envpool import PREFIX as POOL
 from runnel.envs.vector.envpool import pool_config
 
+OF_ALE = {
+    **{"frameskip": 4, "noop_max": 30, "use_fire_reset": True, "full_action_space": False, "repeat_action_probability": 0.0},
+    **{"img_height": 84, "img_width": 84, "grayscale": True},
+}
+"""Defaults of ale-py's vector."""
 PAGE = "docs/guides/environments.md has the table of names and settings"
 
 
@@ -33,21 +38,9 @@ def describe_preparation(target: object, kwargs: Settings | None = None, *, fram
 
 def _of_preset(game: str, options: Settings, frame_stack: int) -> Settings:
     """The preprocessing by ale-py's vector, under the names of EnvPool's config."""
-    given = {**STANDARD, **options}
-    return {
-        "task": game,
-        "stack_num": frame_stack or given["frame_stack"],
-        "frame_skip": given.get("frameskip", 4),
-        "noop_max": given.get("noop_max", 30),
-        "use_fire_reset": given.get("use_fire_reset", True),
-        "full_action_space": given.get("full_action_space", False),
-        "repeat_action_probability": given.get("repeat_action_probability", 0.0),
-        "img_height": given.get("img_height", 84),
-        "img_width": given.get("img_width", 84),
-        "gray_scale": given.get("grayscale", True),
-        "episodic_life": given["episodic_life"],
-        "reward_clip": given["reward_clip"],
-    }
+    given = {**OF_ALE, **STANDARD, **options}
+    renamed = {"gray_scale": given["grayscale"], "frame_skip": given["frameskip"]}
+    return {**given, **renamed, "task": game, "stack_num": frame_stack or given["frame_stack"]}
 
 
 def _sentence(target: str, c: Settings) -> str:

@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -38,21 +38,9 @@ Target = str | Callable[..., object]
 """What `env=` accepts."""
 
 _TENSOR, _POOL, _ATARI, _MINATAR = "tensor:", "envpool:", "atari:", "MinAtar/"
-_MUJOCO = (
-    "Ant",
-    "HalfCheetah",
-    "Hopper",
-    "Humanoid",
-    "InvertedDoublePendulum",
-    "InvertedPendulum",
-    "Pusher",
-    "Reacher",
-    "Swimmer",
-    "Walker2d",
-)
 
 
-def is_tensor_env(target: Target) -> bool:
+def is_tensor_env(target: Target) -> TypeGuard[str]:
     """Whether `target` names an environment of tensors (`tensor:CartPole-v1`, `tensor:file.py:Class`)."""
     return isinstance(target, str) and target.startswith(_TENSOR)
 
@@ -226,10 +214,10 @@ def _advice(target: str, error: Exception) -> str:
     import gymnasium as gym
     from gymnasium.error import DependencyNotInstalled
 
-    problem, known = str(error).rstrip("."), _spec_of(target)
-    if target.startswith("ALE/"):
+    problem, known = str(error).rstrip("."), _newest(target)
+    if target.startswith("ALE/") and importlib.util.find_spec("ale_py") is None:
         return 'Atari is not installed; pip install "runnel[atari]"'
-    if target.split("-")[0] in _MUJOCO and (known is not None or "-v" in target):
+    if known is not None and str(known.entry_point).startswith("gymnasium.envs.mujoco"):
         return f'{problem}; pip install "runnel[mujoco]", and use the newest version (-v5)'
     if known is not None and isinstance(error, DependencyNotInstalled | ImportError):
         box2d = str(known.entry_point).startswith("gymnasium.envs.box2d")
@@ -243,12 +231,12 @@ def _advice(target: str, error: Exception) -> str:
     return f"no such environment; {hint} Or give module:Class, path/to/file.py:factory, a class or a function"
 
 
-def _spec_of(target: str) -> gym.envs.registration.EnvSpec | None:
-    """Gymnasium's entry for an id, with or without its version; None if it has none."""
+def _newest(target: str) -> gym.envs.registration.EnvSpec | None:
+    """Gymnasium's newest version of an id, whichever version `target` names, if any; None if it has none."""
     import gymnasium as gym
 
-    name = next((known for known in gym.registry if target == known or known.startswith(f"{target}-v")), None)
-    return None if name is None else gym.spec(name)
+    name = target.partition("-v")[0]
+    return next((spec for spec in reversed(gym.registry.values()) if spec.name == name), None)
 
 
 def make_tensor_env(target: str, *, kwargs: Settings | None = None) -> TensorEnv:
@@ -370,7 +358,6 @@ def make_vector(
     if num_envs < 1:
         raise ConfigError("num_envs", num_envs, "use at least one environment")
     if is_tensor_env(target):
-        assert isinstance(target, str)
         return TensorVector(make_tensor_env(target, kwargs=kwargs), num_envs, seed=seed, index0=index0, device=device)
     frames = 0 if config is None else config.frame_stack
     source = make_source(target, kwargs=kwargs, frame_stack=frames)
@@ -403,7 +390,6 @@ def choose_backend(
 def probe_env(target: Target, *, kwargs: Settings | None = None, frame_stack: int = 0) -> EnvSpec:
     """The spec of an environment. Makes one, resets it once, and closes it."""
     if is_tensor_env(target):
-        assert isinstance(target, str)
         return make_tensor_env(target, kwargs=kwargs).spec
     env = make_env(target, kwargs=kwargs, frame_stack=frame_stack)
     try:

@@ -2,8 +2,8 @@
 
 Consumes policy replies (inference stream) and produces `[T, B]` segments (sample stream). It waits for room on the sample
 stream (unblocked by the reader), for a policy version (unblocked by the trainer's publication) and for replies (unblocked
-by the policy worker); while one group of the ring waits for its reply or
-its environments, the others step. An episode goes on across segments.
+by the policy worker); while one group of the ring waits for its reply or its environments, the others step. An episode goes on
+across segments.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State, WorkerEvent
 from runnel.core.worker import progressed
-from runnel.envs.segments import CarriedReturns, SegmentWriter, make_writer
+from runnel.envs.segments import CarriedReturns, SegmentWriter, check_rows, make_writer
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut, VectorEnv
 from runnel.envs.vector.cpu_base import CpuVector
 
 AGENT = "agent"
-_SMALLEST_NOISE = 2.0**-25
+SMALLEST_NOISE = 2.0**-25
+"""Noise is never exactly 0: a policy may take its logarithm."""
 _NAP_S, _PATIENCE_S = 5e-5, 1.0
+"""Pause between two looks at the environments, and the time after which the one that began first is waited for."""
 
 
 class EnvGroup:
@@ -47,7 +49,9 @@ class EnvGroup:
         gamma: float | None,
     ) -> None:
         self.vector, self._noise_size, self._rng = vector, noise_size, rng
-        self.segment: SegmentWriter | None = None
+        self.segment: SegmentWriter
+        self.is_open = False
+        """Whether `segment` is being filled."""
         self.ticket: int | None = None
         self.sent = False
         self.synced = False
@@ -82,15 +86,13 @@ class EnvGroup:
             known = self._writers[slot.index] = (address, make_writer(slot, self.vector.out))
         self.segment = known[1]
         self.segment.begin(slot)
+        self.is_open = True
         if not self._rows:
             self._make_rows(slot.spec)
 
     def _make_rows(self, spec: StreamSpec) -> None:
         """The request of every step of a segment, made once: all is fixed memory, the noise a view by step."""
-        if spec.sizes["B"] != self.vector.num_envs:
-            raise ConfigError(
-                "num_envs", self.vector.num_envs, f"stream {spec.name!r} has {spec.sizes['B']} rows; make them equal"
-            )
+        check_rows(spec, self.vector.num_envs)
         out = self.vector.out
         self._noise = torch.zeros(spec.sizes["T"], spec.sizes["B"], self._noise_size)
         self._sent = self._noise.to(out.reward.device)
@@ -98,24 +100,23 @@ class EnvGroup:
         self._rows = [Batch({**fixed, "noise": noise}) for noise in self._sent.unbind(0)]
 
     def _draw_noise(self) -> None:
-        """Uniform numbers in (0, 1) for the whole segment; a policy may take their logarithm."""
+        """Uniform numbers in (0, 1) for the whole segment."""
         noise = self._noise.numpy()
         self._rng.random(dtype=np.float32, out=noise)
-        np.maximum(noise, _SMALLEST_NOISE, out=noise)
+        np.maximum(noise, SMALLEST_NOISE, out=noise)
         if self._sent is not self._noise:
             self._sent.copy_(self._noise)
 
     def advance(self, client: InferenceClient, *, one: bool) -> int:
-        """Play on until the segment is full (`full`), a reply is missing, or the environments are still at work; with `one`, at
-        most until they have been sent to work once."""
+        """Play on until the segment is full (`full`), or a reply or the environments' step is not there yet; with `one`, start
+        at most one step of the environments."""
         segment = self.segment
-        assert segment is not None
         need = segment.slot.header.required_version
         if not self.synced and not client.sync(need):
             self.waits = f"policy version {need}" if need >= 0 else "a first policy version"
             return 0
         self.synced = True
-        answer = client.local()
+        act = client.local()
         before, asked = len(segment.versions), 0
         received = 0
         while len(segment.versions) < segment.num_steps or self.sent:
@@ -128,10 +129,10 @@ class EnvGroup:
                 continue
             if one and len(segment.versions) > before:
                 break
-            if answer is not None:
+            if act is not None:
                 t = len(segment.versions)
-                segment.ask(t)
-                self._act(t, answer(self._rows[t]), client.version)
+                segment.write_obs(t)
+                self._act(t, act(self._rows[t]), client.version)
                 if one:
                     break
             else:
@@ -143,10 +144,9 @@ class EnvGroup:
 
     def _ask(self, client: InferenceClient, need: int) -> bool:
         """Send a request, or act on its reply; False while there is none."""
-        assert self.segment is not None
         t = len(self.segment.versions)
         if self.ticket is None:
-            self.segment.ask(t)
+            self.segment.write_obs(t)
             self.ticket = client.submit(self._rows[t], version=need)
         reply = client.ready(self.ticket)
         if reply is None:
@@ -156,20 +156,18 @@ class EnvGroup:
         return True
 
     def _act(self, t: int, rows: Batch, version: int) -> None:
-        assert self.segment is not None
-        self.segment.answer(t, rows, version)
+        self.segment.write_reply(t, rows, version)
         for key, now in self._state.items():
             now.copy_(rows[key])
         self.vector.send(rows["action"])
         self.sent = True
 
     def receive(self) -> None:
-        """Record what the environments did (waits for them if they are still at work)."""
-        assert self.segment is not None
+        """Record the step of the environments; waits for it."""
         out = self.vector.recv()
         progressed()
         self.sent = False
-        self.segment.outcome(len(self.segment.versions) - 1)
+        self.segment.write_step(len(self.segment.versions) - 1)
         if self._state:
             self._forget(out)
 
@@ -184,18 +182,14 @@ class EnvGroup:
 
     @property
     def full(self) -> bool:
-        return self.segment is not None and not self.sent and len(self.segment.versions) == self.segment.num_steps
+        return self.is_open and not self.sent and len(self.segment.versions) == self.segment.num_steps
 
     def finish(self) -> SegmentWriter:
-        """All steps are there: what the segment says as a whole is written."""
-        assert self.segment is not None
+        """Complete the segment, whose steps are all there."""
         self.segment.finish()
         if self._returns is not None:
             self._returns.end(self.segment.slot.arrays)
         return self.segment
-
-    def close(self) -> None:
-        self.segment = None
 
     def snapshot(self) -> State:
         if self.sent:
@@ -205,7 +199,7 @@ class EnvGroup:
         state["returns"] = None if self._returns is None else self._returns.now.clone()
         if self.started:
             state["vector"] = self.vector.snapshot()
-        if self.segment is not None:
+        if self.is_open:
             state["segment"] = {
                 "index": self.segment.slot.index,
                 "synced": self.synced,
@@ -215,7 +209,7 @@ class EnvGroup:
         return state
 
     def restore(self, state: State, writer: SampleWriter) -> None:
-        self.started, self.ticket, self.segment, self.sent = state["started"], state["ticket"], None, False
+        self.started, self.ticket, self.is_open, self.sent = state["started"], state["ticket"], False, False
         set_rng_state(self._rng, state["rng"])
         for key, now in self._state.items():
             now.copy_(torch.as_tensor(state["state"][key]))
@@ -230,7 +224,6 @@ class EnvGroup:
             self._noise.copy_(torch.as_tensor(saved["noise"]))
             if self._sent is not self._noise:
                 self._sent.copy_(self._noise)
-            assert self.segment is not None
             self.segment.load(saved)
 
 
@@ -285,7 +278,7 @@ class VecEnvSampler:
             index = (first + offset) % n
             group = self._groups[index]
             group.waits = ""
-            if group.segment is None and not self._reserve(group, index, writer):
+            if not group.is_open and not self._reserve(group, index, writer):
                 continue
             work += self._advance(group, client)
             if group.full:
@@ -338,20 +331,19 @@ class VecEnvSampler:
         num_steps = segment.num_steps * segment.num_envs
         writer.commit(segment.slot, num_steps=num_steps)
         self._num_steps += num_steps
-        group.close()
+        group.is_open = False
         self._events.extend(group.vector.faults())
         for e in group.vector.episodes():
             self._events.append({"kind": "episode", "return": e.total, "length": e.length, "env": e.env})
 
     def _check_finite(self, group: EnvGroup) -> None:
-        assert group.segment is not None
         bad = group.segment.first_bad()
         if bad is not None:
             field, t, row = bad
             step = self._num_steps + t * group.segment.num_envs + row
             index = group.vector.index0 + row
             where = f"environment {group.vector.name!r} (index {index}), step {t} of its segment"
-            if group.segment.answers(field):
+            if group.segment.is_of_reply(field):
                 raise NonFiniteError(field, step, f"the policy's answer to {where}")
             check = group.vector.check if isinstance(group.vector, CpuVector) else ""
             raise NonFiniteError(field, step, f"{where} (`{check}` may explain it)" if check else where)

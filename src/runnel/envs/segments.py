@@ -3,8 +3,8 @@
 `SegmentWriter` writes with tensor copies and never waits for a device; `HostWriter` does the same with numpy views, which
 cost a quarter of a torch call. Views are made once per slot and reused, because a slot's memory never moves.
 
-`CarriedReturns` says how much discounted return the episodes of a segment bring along, for learners that scale rewards by it.
-Only the side that plays the environments sees every step of each episode in order.
+`CarriedReturns` gives a segment the discounted returns so far of the episodes that go on in it, for learners that scale rewards
+by them. A learner cannot compute them: only a sampler sees every step of each episode in order.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.errors import DataError
-from runnel.core.records import Batch, Slot
+from runnel.core.errors import ConfigError, DataError
+from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.state import State
 from runnel.core.trajectories import CARRIED
 from runnel.envs.spaces import MASK
@@ -28,7 +28,7 @@ _OURS = ("terminated", "truncated")
 
 
 class SegmentWriter:
-    """One slot under way: `ask(t)`, `answer(t, reply)`, `outcome(t)` for each t, then `finish()`."""
+    """Fills one slot: call `write_obs(t)`, `write_reply(t, ...)` and `write_step(t)` for each t, then `finish()`."""
 
     def __init__(self, slot: Slot, out: StepOut) -> None:
         self.slot, self.out = slot, out
@@ -65,13 +65,13 @@ class SegmentWriter:
         """Start over in the same memory."""
         self.slot, self.versions, self.final_index = slot, [], []
 
-    def ask(self, t: int) -> None:
-        """Record what the policy is about to see."""
+    def write_obs(self, t: int) -> None:
+        """Record the observations of step t."""
         for views, source in self._obs:
             views[t].copy_(source, non_blocking=True)
 
-    def answer(self, t: int, rows: Batch, version: int) -> None:
-        """Record what it answered: the action, and every other field of the stream that it gives."""
+    def write_reply(self, t: int, rows: Batch, version: int) -> None:
+        """Record the policy's reply: the action, and every other field of the stream that is in the reply."""
         if t == 0:
             self._check_reply(rows)
         for key, views in self._reply:
@@ -88,8 +88,8 @@ class SegmentWriter:
         for key, views in self._reply:
             check_reply(key, rows[key], views[0])
 
-    def outcome(self, t: int) -> None:
-        """Record what the environments did: rewards, ends, and the observations that ended episodes."""
+    def write_step(self, t: int) -> None:
+        """Record the environments' step: rewards, flags, and the final observations of episodes that ended."""
         for views, source in self._outcome:
             views[t].copy_(source, non_blocking=True)
         rows = self.out.final_rows
@@ -106,8 +106,8 @@ class SegmentWriter:
         self.final_index += [t * self.num_envs + row for row in rows]
 
     def finish(self) -> None:
-        """Write what is known at the end: the bootstrap observation, versions, the index of final observations."""
-        self.ask(self.num_steps)
+        """Complete the segment: the bootstrap observation, versions, and the index of final observations."""
+        self.write_obs(self.num_steps)
         arrays, header = self.slot.arrays, self.slot.header
         header.version_min, header.version_max = min(self.versions), max(self.versions)
         header.used = {"F": self.num_final}
@@ -124,12 +124,12 @@ class SegmentWriter:
         elif self.final_index:
             index[: self.num_final].copy_(torch.tensor(self.final_index))
 
-    def answers(self, field: str) -> bool:
-        """Whether `field` is of the policy's answer."""
+    def is_of_reply(self, field: str) -> bool:
+        """Whether `field` comes from the policy's reply."""
         return any(key == field for key, _ in self._reply)
 
     def first_bad(self) -> tuple[str, int, int] | None:
-        """Field, time and row of the first NaN or infinity among what was written; one wait for the device."""
+        """Field, time and row of the first NaN or infinity in the segment; None if there is none. Waits for the device once."""
         parts = self._written()
         ok = torch.stack([torch.isfinite(x).all() for _, x in parts]).tolist()
         bad = [self._locate(name, x) for (name, x), fine in zip(parts, ok, strict=True) if not fine]
@@ -165,7 +165,7 @@ class SegmentWriter:
             self.slot.arrays[key][:n].copy_(torch.as_tensor(state["arrays"][key]))
 
     def _progress(self) -> dict[str, int]:
-        """How far each field is written along its first dim."""
+        """The number of entries written so far along the first dim of each field."""
         steps = len(self.versions)
         far: dict[Any, int] = {"T": steps, "T1": steps + 1, "F": self.num_final, "B": self.num_envs}
         return {k: far[f.dims[0]] for k, f in self.slot.spec.fields.items() if f.dims[0] in far}
@@ -179,25 +179,25 @@ class HostWriter(SegmentWriter):
         self._host_outcome = [(to.numpy(), source.numpy()) for to, source in outcome]
         self._host_reply = [(k, self.slot.arrays[k].numpy()) for k, _ in self._reply]
 
-    def answer(self, t: int, rows: Batch, version: int) -> None:
+    def write_reply(self, t: int, rows: Batch, version: int) -> None:
         if t == 0:
             self._check_reply(rows)
         for key, view in self._host_reply:
             view[t] = rows[key].numpy()
         self.versions.append(version)
 
-    def ask(self, t: int) -> None:
+    def write_obs(self, t: int) -> None:
         for view, source in self._host_obs:
             view[t] = source
 
-    def outcome(self, t: int) -> None:
+    def write_step(self, t: int) -> None:
         for view, source in self._host_outcome:
             view[t] = source
         if self.out.final_rows:
             self._sparse_finals(t, self.out.final_rows)
 
     def first_bad(self) -> tuple[str, int, int] | None:
-        # a sum of finite numbers is finite (or overflows, and then the numbers are looked at); it costs a tenth of a look
+        # a sum costs a tenth of a full check and is finite if all numbers are, unless it overflows: then check them all
         with np.errstate(all="ignore"):
             total = sum(float(x.numpy().sum()) for _, x in self._written())
         if math.isfinite(total):
@@ -210,26 +210,32 @@ def _from_reply(key: str) -> bool:
 
 
 def make_writer(slot: Slot, out: StepOut) -> SegmentWriter:
-    """The writer that fits where the slot and the environments live."""
+    """The writer that fits where the slot and the environments lie."""
     on_host = all(x.device.type == "cpu" for x in (slot.arrays["rewards/env"], out.reward))
     return HostWriter(slot, out) if on_host and out.final_rows is not None else SegmentWriter(slot, out)
 
 
 class CarriedReturns:
-    """Of the environments of one vector, in the memory of its device; a checkpoint keeps `now` `[B]`."""
+    """Discounted returns so far of the episodes that the environments of one vector are in; a checkpoint keeps `now` `[B]`."""
 
     def __init__(self, num_envs: int, *, gamma: float, device: torch.device) -> None:
         self.gamma, self.now = gamma, torch.zeros(num_envs, device=device)
 
     def begin(self, arrays: Batch) -> None:
-        """A segment begins: say what its episodes bring along."""
+        """Write the returns so far into a segment that begins."""
         arrays[CARRIED].copy_(self.now, non_blocking=True)
 
     def end(self, arrays: Batch) -> None:
-        """All steps of the segment are written."""
+        """Add the rewards of a segment whose steps are all written."""
         ended = arrays["terminated"] | arrays["truncated"]
         returns: Tensor = returns_so_far(arrays["rewards/env"], ended, arrays[CARRIED], gamma=self.gamma)
         self.now.copy_(returns[-1].masked_fill(ended[-1], 0.0))
+
+
+def check_rows(spec: StreamSpec, num_envs: int) -> None:
+    """Refuse a stream whose segments have another number of rows than there are environments."""
+    if spec.sizes["B"] != num_envs:
+        raise ConfigError("num_envs", num_envs, f"stream {spec.name!r} has {spec.sizes['B']} rows; make them equal")
 
 
 def check_reply(key: str, found: Tensor, like: Tensor) -> None:

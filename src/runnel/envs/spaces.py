@@ -7,7 +7,7 @@ a nested one and reads masks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,11 @@ Obs = Any
 Action = Any
 """What `env.step` takes, nested as the action space is."""
 Info = dict[str, Any]
-"""What an environment says beside its observation; `action_mask` is the one key that is read here."""
+"""What an environment gives beside its observation; `action_mask` is the one key that is read here."""
 StepResult = tuple[Obs, float, bool, bool, Info]
 """What `env.step` returns: observation, reward, terminated, truncated, info."""
+Path = tuple[str | int, ...]
+"""The keys that lead from a nested value to one inside it."""
 MASK = "action_mask"
 _SUPPORTED = "supported: Box, Discrete, MultiBinary, MultiDiscrete, and Dict or Tuple of these; wrap the environment"
 
@@ -40,7 +42,7 @@ class ObsLeaf:
     """One flat array of an observation: its place (`path`), its shape and type (`spec`), and its encoding (None: unchanged)."""
 
     key: str
-    path: tuple[str | int, ...]
+    path: Path
     spec: ArraySpec
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -99,30 +101,40 @@ class ObsLeaf:
         return f"{self.dtype} {self.shape} from {self.low.min():g} to {self.high.max():g}"
 
 
-def obs_leaves(space: gym.Space, key: str = "obs", path: tuple[str | int, ...] = ()) -> list[ObsLeaf]:
-    """The leaves of a Gymnasium observation space, without its top-level `action_mask`."""
+def _walk(space: gym.Space, path: Path = ()) -> Iterator[tuple[Path, gym.Space]]:
+    """Every space inside a `Dict` or a `Tuple` that is neither of them, with its path."""
     from gymnasium import spaces
 
-    if isinstance(space, spaces.Dict):
-        parts = [(name, inner) for name, inner in space.spaces.items() if path or name != MASK]
-        return [leaf for name, inner in parts for leaf in obs_leaves(inner, f"{key}/{name}", (*path, name))]
-    if isinstance(space, spaces.Tuple):
-        return [leaf for i, inner in enumerate(space.spaces) for leaf in obs_leaves(inner, f"{key}/{i}", (*path, i))]
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for name, inner in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+            yield from _walk(inner, (*path, name))
+    else:
+        yield path, space
+
+
+def obs_leaves(space: gym.Space) -> list[ObsLeaf]:
+    """The leaves of a Gymnasium observation space, without its top-level `action_mask`."""
+    return [_leaf(inner, "/".join(map(str, ("obs", *path))), path) for path, inner in _walk(space) if path[:1] != (MASK,)]
+
+
+def _leaf(space: gym.Space, key: str, path: Path) -> ObsLeaf:
+    from gymnasium import spaces
+
     if isinstance(space, spaces.Box):
-        return [_box(space, key, path)]
+        return _box(space, key, path)
     if isinstance(space, spaces.Discrete):
         size, start = int(space.n), int(space.start)
         spec = ArraySpec((size,))
-        return [ObsLeaf(key, path, spec, (), space.dtype, lambda x: one_hot(np.asarray(x) - start, size), exact=True)]
+        return ObsLeaf(key, path, spec, (), space.dtype, lambda x: one_hot(np.asarray(x) - start, size), exact=True)
     if isinstance(space, spaces.MultiBinary):
         shape, bounds = tuple(space.shape), [np.full(space.shape, x, np.float32) for x in (0.0, 1.0)]
-        return [ObsLeaf(key, path, ArraySpec(shape), shape, space.dtype, low=bounds[0], high=bounds[1])]
+        return ObsLeaf(key, path, ArraySpec(shape), shape, space.dtype, low=bounds[0], high=bounds[1])
     if isinstance(space, spaces.MultiDiscrete):
-        return [_multi_discrete(space, key, path)]
+        return _multi_discrete(space, key, path)
     raise ConfigError("env", space, f"observation space {type(space).__name__} at {key!r} is not supported; {_SUPPORTED}")
 
 
-def _box(space: gym.Space, key: str, path: tuple[str | int, ...]) -> ObsLeaf:
+def _box(space: gym.Space, key: str, path: Path) -> ObsLeaf:
     """The leaf of a Box. Its bounds are rounded to the type of the observations: rounding keeps the order of numbers."""
     dtype = np.dtype(np.uint8 if space.dtype == np.uint8 else np.float32)
     spec = ArraySpec(tuple(space.shape), torch.uint8 if dtype == np.uint8 else torch.float32)
@@ -154,7 +166,7 @@ def one_hot(index: ArrayLike, size: int) -> Array:
     return hot
 
 
-def _multi_discrete(space: gym.Space, key: str, path: tuple[str | int, ...]) -> ObsLeaf:
+def _multi_discrete(space: gym.Space, key: str, path: Path) -> ObsLeaf:
     sizes = [int(n) for n in np.asarray(space.nvec).reshape(-1)]
     starts = np.asarray(space.start).reshape(-1)
     ndim = len(space.shape)
@@ -199,8 +211,8 @@ def action_spec(space: gym.Space) -> ActionSpec:
         return ActionSpec("continuous", shape=tuple(space.shape), low=low, high=high, env_dtype=str(space.dtype))
     parts: list[ActionSpec] = []
     leaves: list[ActionLeaf] = []
-    for path, leaf in _action_leaves(space, ()):
-        found = _leaf_parts(leaf)
+    for path, leaf in _walk(space):
+        found = _leaf_parts(leaf, path)
         parts += found
         leaves.append(ActionLeaf(path, tuple(leaf.shape), str(leaf.dtype), len(found)))
     if not parts:
@@ -208,21 +220,7 @@ def action_spec(space: gym.Space) -> ActionSpec:
     return multi_action(parts, leaves)
 
 
-def _action_leaves(space: gym.Space, path: tuple[str | int, ...]) -> list[tuple[tuple[str | int, ...], gym.Space]]:
-    """Every space of one array inside a composite space, with its path."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict):
-        return [leaf for name, inner in space.spaces.items() for leaf in _action_leaves(inner, (*path, name))]
-    if isinstance(space, spaces.Tuple):
-        return [leaf for i, inner in enumerate(space.spaces) for leaf in _action_leaves(inner, (*path, i))]
-    if isinstance(space, spaces.Discrete | spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
-        return [(path, space)]
-    where = f" at {'/'.join(map(str, path))!r}" if path else ""
-    raise ConfigError("env", space, f"action space {type(space).__name__}{where} is not supported; {_SUPPORTED}")
-
-
-def _leaf_parts(space: gym.Space) -> list[ActionSpec]:
+def _leaf_parts(space: gym.Space, path: Path) -> list[ActionSpec]:
     """The parts of one array: a choice for each entry of a `MultiDiscrete` (n_i values) or `MultiBinary` (2 values)."""
     from gymnasium import spaces
 
@@ -231,7 +229,10 @@ def _leaf_parts(space: gym.Space) -> list[ActionSpec]:
         return [ActionSpec("discrete", num_actions=int(n), start=int(start)) for n, start in pairs]
     if isinstance(space, spaces.MultiBinary):
         return [ActionSpec("discrete", num_actions=2)] * int(np.prod(space.shape))
-    return [action_spec(space)]
+    if isinstance(space, spaces.Discrete | spaces.Box):
+        return [action_spec(space)]
+    where = f" at {'/'.join(map(str, path))!r}" if path else ""
+    raise ConfigError("env", space, f"action space {type(space).__name__}{where} is not supported; {_SUPPORTED}")
 
 
 def env_spec(observation_space: gym.Space, action_space: gym.Space, *, has_mask: bool = False) -> EnvSpec:

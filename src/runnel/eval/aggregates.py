@@ -1,9 +1,9 @@
 """One number for many tasks and seeds, with its interval: interquartile mean, median, mean, optimality gap.
 
 Scores are `[tasks][seeds]`; tasks may have different numbers of seeds. Intervals are percentiles of a stratified bootstrap
-(Agarwal et al. 2021, "Deep RL at the edge of the statistical precipice"): each task resamples its own seeds, with replacement,
-so that what varies is what would vary if the same experiment were run again on the same tasks. All resampling is seeded.
-The mean over the seeds of one task has the interval that it has everywhere (`statistics.mean_interval`).
+(Agarwal et al. 2021, "Deep RL at the edge of the statistical precipice"): each task resamples its own seeds, with replacement.
+So the interval covers what would differ if the experiment were run again on the same tasks. All resampling is seeded.
+The mean over the seeds of one task has Student's interval, as everywhere (`statistics.mean_interval`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.rng import make_rng
-from runnel.eval.statistics import Array, iqm, mean_interval
+from runnel.eval.statistics import Array, iqm, mean_interval, percentiles
 
 Scores = Sequence[Sequence[float] | Array] | Array
 """`[tasks][seeds]`."""
 NUM_RESAMPLES = 10_000
 CHUNK = 1 << 20
-"""Numbers that are resampled at a time; bounds the memory."""
+"""Numbers that are resampled at a time. It limits the memory."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate, and the bounds that hold it with the asked confidence."""
+    """An estimate with its confidence interval."""
 
     value: float
     low: float
@@ -35,7 +35,7 @@ class Interval:
 
 
 class Strata:
-    """The scores of all tasks in one row `values` [N], and where each task begins: what a stratified bootstrap draws from."""
+    """The population of a stratified bootstrap: the scores of all tasks in one row `values` [N], and where each task begins."""
 
     def __init__(self, scores: Scores) -> None:
         rows = [np.asarray(task, dtype=np.float64) for task in scores]
@@ -53,7 +53,7 @@ class Strata:
         return np.asarray(np.add.reduceat(x, self.starts, axis=-1) / self.sizes)
 
     def draws(self, num: int, seed: int) -> Iterator[NDArray[np.int64]]:
-        """Indices `[chunk, N]` of `num` resamples in all: each task draws as many of its own seeds as it has."""
+        """Indices `[chunk, N]` of `num` resamples in all. Each task draws from its own seeds, as many as it has."""
         rng, rows = make_rng(seed, "strata"), max(1, CHUNK // len(self.values))
         high = np.repeat(self.sizes, self.sizes)
         first = np.repeat(self.starts, self.sizes)
@@ -81,14 +81,13 @@ def task_mean(x: Array, strata: Strata) -> Array:
 
 
 def run_median(x: Array, strata: Strata) -> Array:
-    """Median over all runs, whatever their task; of one task, where a median over tasks says nothing."""
+    """Median over all runs. It is for a single task, where the median over tasks would be the mean."""
     return np.asarray(np.median(x, axis=-1))
 
 
-def optimality_gap(x: Array, strata: Strata, *, target: float = 1.0) -> Array:
-    """By how much scores stay below `target`, on average; what is above it does not make up for what is below. Less is
-    better."""
-    return np.asarray(target - strata.task_means(np.minimum(x, target)).mean(axis=-1))
+def optimality_gap(x: Array, strata: Strata) -> Array:
+    """The mean amount by which scores are below 1. A score above 1 counts as 1. Less is better."""
+    return np.asarray(1.0 - strata.task_means(np.minimum(x, 1.0)).mean(axis=-1))
 
 
 AGGREGATES: dict[str, Aggregate] = {
@@ -104,7 +103,11 @@ def resampled(
     scores: Scores, statistics: Sequence[str], *, num_resamples: int = NUM_RESAMPLES, seed: int = 0
 ) -> tuple[Array, Array]:
     """The statistics [S] of the scores, and of `num_resamples` stratified resamples of them [S, R] (the same for each)."""
-    _check(statistics, num_resamples)
+    for name in statistics:
+        if name not in AGGREGATES:
+            raise ConfigError("statistic", name, f"unknown; use one of {', '.join(AGGREGATES)}")
+    if num_resamples < 1:
+        raise ConfigError("num_resamples", num_resamples, "use at least 1; 10,000 give a steady interval")
     strata = Strata(scores)
     functions = [AGGREGATES[name] for name in statistics]
     found = [
@@ -134,7 +137,7 @@ def aggregate(
 
 
 def over_seeds(values: Sequence[float] | Array, *, confidence: float = 0.95) -> Interval:
-    """The mean of one task's seeds, with the one interval that it has everywhere.
+    """The mean of one task's seeds, with Student's interval.
 
     >>> found = over_seeds([1.0, 3.0])
     >>> found.value, round(found.low, 3), round(found.high, 3)
@@ -145,24 +148,8 @@ def over_seeds(values: Sequence[float] | Array, *, confidence: float = 0.95) -> 
 
 
 def plain_means(scores: Scores) -> tuple[str, ...]:
-    """Statistics that are nothing but the mean over the seeds of one task: a median over tasks, an IQM of less than four."""
+    """The statistics that equal the mean over seeds if there is one task: its median over tasks, and its IQM of fewer than four
+    seeds."""
     if len(scores) != 1 or len(scores[0]) < 2:
         return ()
     return ("mean", "median") if len(scores[0]) >= 4 else ("mean", "median", "iqm")
-
-
-def percentiles(draws: Array, confidence: float = 0.95) -> tuple[Array, Array]:
-    """The bounds that leave out the same share of `draws` [..., R] on each side."""
-    if not 0.0 < confidence < 1.0:
-        raise ConfigError("confidence", confidence, "use a share between 0 and 1, such as 0.95")
-    tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(draws, [tail, 1.0 - tail], axis=-1)
-    return np.asarray(low), np.asarray(high)
-
-
-def _check(statistics: Sequence[str], num_resamples: int) -> None:
-    for name in statistics:
-        if name not in AGGREGATES:
-            raise ConfigError("statistic", name, f"unknown; use one of {', '.join(AGGREGATES)}")
-    if num_resamples < 1:
-        raise ConfigError("num_resamples", num_resamples, "use at least 1; 10,000 give a steady interval")

@@ -1,4 +1,4 @@
-"""Evaluating a population: the same number of episodes for each member, and what each of them reached."""
+"""Evaluates a population: the same number of episodes for each member, and the mean return of each."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from runnel.eval.runner import MAX_STEPS, EnvEvaluation
 
 
 class PopulationEvaluation:
-    """`episodes` episodes of each of `members`, side by side; `make_vector(n)` makes n environments.
+    """Plays `episodes` episodes of each of `members`, side by side; `make_vector(n)` makes n environments.
 
-    The result holds the returns of all members, and beside them, for each member and for the best and the worst of them, the
-    mean: `extra["member/0"]`, `extra["best_member"]`, `extra["worst_member"]`.
+    The result holds the returns of all members. `extra["member/0"]` are those of one member; `extra["best_member"]` and
+    `extra["worst_member"]` are the best and the worst mean of a member.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PopulationEvaluation:
         return replace(result, extra={**extra, "best_member": [max(means)], "worst_member": [min(means)]})
 
     def _by_member(self, result: EvalResult) -> list[list[float]]:
-        """The returns of each member; an episode that crashed has a place, but none."""
+        """The returns of each member. A crashed episode takes up one of its places, but has no return."""
         crashed = result.extra.get("crashed", [0.0] * len(result.returns))
         returns, own = iter(result.returns), list[list[float]]()
         for i in range(self._members):

@@ -1,6 +1,6 @@
-"""Where the scores lie, and how they grow: performance profiles and sample-efficiency curves, with bands.
+"""Curves over many tasks and seeds, with bands: performance profiles and sample-efficiency curves.
 
-Both resample the seeds of each task (`aggregates.py`), one resample for the whole curve.
+Their bands come from a stratified bootstrap (`aggregates.py`). One resample of the seeds is used for the whole curve.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 
 from runnel.core.errors import DataError
 from runnel.core.rng import make_rng
-from runnel.eval.aggregates import CHUNK, Scores, Strata, percentiles
-from runnel.eval.statistics import Array, iqm
+from runnel.eval.aggregates import CHUNK, Scores, Strata
+from runnel.eval.statistics import Array, iqm, percentiles
 
 NUM_RESAMPLES = 2_000
 
@@ -36,9 +36,9 @@ def performance_profile(
     num_resamples: int = NUM_RESAMPLES,
     seed: int = 0,
 ) -> Band:
-    """For each threshold [T] the share of runs that score above it, each task weighing the same (Agarwal et al. 2021).
+    """For each threshold [T] the share of runs that score above it; all tasks have equal weight (Agarwal et al. 2021).
 
-    A profile that lies above another everywhere dominates it: whatever score one asks for, more runs reach it.
+    If one profile is above another everywhere, then more of its runs reach any given score.
     """
     strata, at = Strata(scores), np.asarray(thresholds, dtype=np.float64)
     rng = make_rng(seed, "profile")
@@ -52,14 +52,7 @@ def performance_profile(
     return Band(at, share / len(strata.sizes), low, high)
 
 
-def efficiency_curve(
-    curves: Sequence[Array],
-    positions: Sequence[float] | Array,
-    *,
-    confidence: float = 0.95,
-    num_resamples: int = NUM_RESAMPLES,
-    seed: int = 0,
-) -> Band:
+def efficiency_curve(curves: Sequence[Array], positions: Sequence[float] | Array) -> Band:
     """Interquartile mean over tasks and seeds at each position [T]; `curves` has for each task the scores `[seeds, T]`."""
     at = np.asarray(positions, dtype=np.float64)
     rows = [np.asarray(task, dtype=np.float64) for task in curves]
@@ -69,8 +62,8 @@ def efficiency_curve(
     strata = Strata([row[:, 0] for row in rows])
     if not np.isfinite(values).all():
         raise DataError("curves must be finite at every position; cut them to where all runs have scores")
-    index = np.concatenate(list(strata.draws(num_resamples, seed)))
+    index = np.concatenate(list(strata.draws(NUM_RESAMPLES, seed=0)))
     step = max(1, CHUNK // index.size)
     draws = np.concatenate([iqm(values.T[i : i + step][:, index]) for i in range(0, len(at), step)])
-    low, high = percentiles(draws, confidence)
+    low, high = percentiles(draws)
     return Band(at, iqm(values.T), low, high)

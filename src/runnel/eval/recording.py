@@ -1,4 +1,4 @@
-"""Records videos of episodes. They are played beside an evaluation, with other seeds, so they change none of its numbers."""
+"""Records videos of episodes. These are played beside an evaluation, with other seeds, so they change none of its numbers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from numpy.typing import NDArray
 
 from runnel.core.contracts.evaluation import Policy, Progress
 from runnel.core.contracts.inference import InferenceClient
-from runnel.core.errors import DataError
 from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import WorkerEvent
 from runnel.core.worker import progressed
 from runnel.envs.render import RenderedEnv
-from runnel.eval.runner import act
+from runnel.eval.runner import act, ask
 
 _TELL_EVERY = 32
-_MAX_POLLS = 100_000
+"""Steps between two reports of progress."""
 
 
 class FrameSink(Protocol):
-    """Takes frames and makes a file of them."""
+    """Encodes frames as a video file: `track/media.py`, which this package may not import."""
 
     suffix: str
     width: int
@@ -35,16 +34,16 @@ class FrameSink(Protocol):
     def add(self, frame: NDArray[np.uint8]) -> None: ...
 
     def finish(self) -> bytes:
-        """Finish and return the whole file."""
+        """End the video and return the content of its file."""
         ...
 
     def close(self) -> None:
-        """Release its resources, whether it is finished or not."""
+        """Release its resources, whether the video is finished or not."""
         ...
 
 
 class ClientNet:
-    """Acts on rows through an inference client."""
+    """A net whose actions come from an inference client."""
 
     noise_size = 0
 
@@ -52,21 +51,15 @@ class ClientNet:
         self._client, self.state_spec = client, state
 
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
-        ticket = self._client.submit(rows)
-        for _ in range(_MAX_POLLS):
-            reply = self._client.ready(ticket)
-            if reply is not None:
-                return reply.rows
-            self._client.poll()
-        raise DataError(f"the policy gave no answer within {_MAX_POLLS} polls; record with an inline client")
+        return ask(self._client, rows)
 
 
 @dataclass(frozen=True)
 class VideoRecorder:
     """Plays `episodes` episodes greedily and yields each as an event with its video (core `EpisodeRecorder`).
 
-    `make` makes the environment, once for each round; `policy` makes what acts of a net that asks the client; `video` makes a
-    sink for frames at a rate. An episode is cut after `max_steps`. `fps` 0: the rate of the environment.
+    `make` makes the environment, once for each round. `policy` makes the policy from a net that asks the client. `video` makes
+    an encoder for a frame rate. An episode is cut after `max_steps`. `fps` 0: the rate of the environment.
     """
 
     make: Callable[[], RenderedEnv]
@@ -79,7 +72,7 @@ class VideoRecorder:
     fps: float = 0.0
 
     def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> Iterator[WorkerEvent]:
-        """Play and yield one event for each episode: its numbers, and `data`, the file in base64."""
+        """Yield one event for each episode: its numbers, and `data`, the video file in base64."""
         policy, env = self.policy(ClientNet(client, self.state())), self.make()
         try:
             for number in range(self.episodes):

@@ -1,10 +1,10 @@
-"""Score normalisation: what stands for 0 and for 1 on a task, so that scores of different tasks can be averaged.
+"""Score normalisation: the returns that become 0 and 1 on a task, so that scores of different tasks can be averaged.
 
-`ATARI` are the returns of a random policy and of a professional human tester on 57 games, episodes begun with up to 30 no-ops
-(Wang et al. 2016; as used since by Agent57 and by Agarwal et al. 2021). `D4RL` are the random and expert returns by which its
-benchmarks are reported (Fu et al. 2020); its papers multiply by 100, here 1 is the expert. `CLASSIC` sets a uniformly random
-policy (mean of 50 to 2,000 episodes) against the most that can be had, or where that is not known against the return at which
-Gymnasium calls the task solved.
+`ATARI` are the returns of a random policy and of a professional human tester on 57 games, with up to 30 no-ops at the start of
+an episode (Wang et al. 2016; used since by Agent57 and by Agarwal et al. 2021). `D4RL` are the random and expert returns of its
+benchmark (Fu et al. 2020). Its papers multiply by 100; here the expert has 1. `CLASSIC` has the returns of a uniformly random
+policy (mean of 50 to 2,000 episodes) and of the best possible one. If that is unknown, it is the return at which Gymnasium
+calls the task solved.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from runnel.core.errors import ConfigError
+from runnel.eval.statistics import Array
 
 Range = tuple[float, float]
 """The scores that become 0 and 1."""
@@ -113,11 +116,10 @@ MountainCarContinuous-v0 -33.2 90
 Pendulum-v1 -1240.9 0
 FrozenLake-v1 0.0145 1
 """)
-TABLES = {"atari": ATARI, "d4rl": D4RL, "classic": CLASSIC}
 
 
 def atari_range(task: str) -> Range | None:
-    """`ALE/Pong-v5`, `PongNoFrameskip-v4` and `atari:Pong` are Pong.
+    """The range of an Atari game. `ALE/Pong-v5`, `PongNoFrameskip-v4` and `atari:Pong` are all Pong.
 
     >>> atari_range("ALE/Pong-v5"), atari_range("CartPole-v1")
     ((-20.7, 14.6), None)
@@ -127,7 +129,8 @@ def atari_range(task: str) -> Range | None:
 
 
 def d4rl_range(task: str, *, by_body: bool = False) -> Range | None:
-    """A D4RL dataset (`hopper-medium-v2`); with `by_body` also the environment alone (`Hopper-v5`), whose physics may differ.
+    """The range of a D4RL dataset (`hopper-medium-v2`); with `by_body` also of the plain environment (`Hopper-v5`), whose
+    physics may differ.
 
     >>> d4rl_range("maze2d-large-dense-v1"), d4rl_range("Hopper-v5"), d4rl_range("Hopper-v5", by_body=True)
     ((30.569041, 303.4857382709002), None, (-20.272305, 3234.3))
@@ -141,24 +144,25 @@ def d4rl_range(task: str, *, by_body: bool = False) -> Range | None:
     return D4RL.get(body) if dash else None
 
 
-def classic_range(task: str) -> Range | None:
-    """Classic control, stepped by Gymnasium or as tensors."""
-    return CLASSIC.get(task.removeprefix("tensor:").removeprefix("envpool:"))
-
-
 def find_range(task: str, table: str = "auto") -> Range | None:
-    """What stands for 0 and 1 on `task`, by one table or by whichever knows it; None if none does."""
+    """The range of `task` in one table, or in the first that has it; None if none has."""
+    classic = CLASSIC.get(task.removeprefix("tensor:").removeprefix("envpool:"))
     if table == "auto":
-        return classic_range(task) or atari_range(task) or d4rl_range(task)
-    if table not in TABLES:
-        raise ConfigError("normalise", table, f"use auto, none, {', '.join(TABLES)}, or a .json or .toml file")
-    if table == "d4rl":
-        return d4rl_range(task, by_body=True)
-    return (atari_range if table == "atari" else classic_range)(task)
+        return classic or atari_range(task) or d4rl_range(task)
+    tables = {"atari": atari_range(task), "d4rl": d4rl_range(task, by_body=True), "classic": classic}
+    if table not in tables:
+        raise ConfigError("normalise", table, f"use auto, none, {', '.join(tables)}, or a .json or .toml file")
+    return tables[table]
+
+
+def normalised(scores: Array, known: Range | None) -> Array:
+    """Scores on the scale of their task's range: (score - low) / (high - low). Without a range they stay as they are."""
+    low, high = known or (0.0, 1.0)
+    return np.asarray((scores - low) / (high - low))
 
 
 def find_ranges(tasks: Sequence[str], normalise: str = "auto", own: Mapping[str, Range] | None = None) -> dict[str, Range]:
-    """The range of each task that has one; `normalise` names a table, `auto`, `none` or a file, and `own` wins over it."""
+    """The range of each task that has one. `normalise` is a table, `auto`, `none` or a file; ranges in `own` come first."""
     if normalise == "none":
         return dict(own or {})
     if normalise.endswith((".json", ".toml")):
@@ -170,7 +174,7 @@ def find_ranges(tasks: Sequence[str], normalise: str = "auto", own: Mapping[str,
 
 
 def load_ranges(path: Path) -> dict[str, Range]:
-    """One's own table, a JSON or TOML file: `"my task" = [score of 0, score of 1]`."""
+    """Read a user's table, a JSON or TOML file: `"my task" = [score of 0, score of 1]`."""
     try:
         text = path.read_text(encoding="utf-8")
         data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
@@ -182,7 +186,7 @@ def load_ranges(path: Path) -> dict[str, Range]:
 
 
 def parse_range(text: str) -> tuple[str, Range]:
-    """`TASK=LOW:HIGH` of the command line.
+    """Parse `TASK=LOW:HIGH` of the command line.
 
     >>> parse_range("runnel.envs.toy:PointMass=-20:-1")
     ('runnel.envs.toy:PointMass', (-20.0, -1.0))
@@ -196,10 +200,9 @@ def parse_range(text: str) -> tuple[str, Range]:
 
 
 def check_range(task: str, value: Any) -> Range:
-    """Two different finite numbers, or a `ConfigError`."""
+    """A range as two floats. Raises a `ConfigError` unless they are different finite numbers."""
     numbers = isinstance(value, list | tuple) and len(value) == 2 and all(type(v) in (int, float) for v in value)
     if not numbers or not abs(value[0] - value[1]) > 0 or not all(abs(v) < float("inf") for v in value):
-        raise ConfigError(
-            f"range of {task or 'a task'}", value, "give the scores that become 0 and 1: TASK=LOW:HIGH, such as 0:500"
-        )
+        fix = "give the scores that become 0 and 1: TASK=LOW:HIGH, such as 0:500"
+        raise ConfigError(f"range of {task or 'a task'}", value, fix)
     return float(value[0]), float(value[1])

@@ -1,7 +1,7 @@
 """Plays episodes to measure a policy: for a run's evaluator (`EnvEvaluation`) and for a user (`evaluate`).
 
-Both play an exact number of episodes. With several environments each has its own quota. Without it the episodes that end first
-would count, which favours short ones.
+Both play an exact number of episodes. Of several environments, each has its own quota: if the first episodes to end counted,
+short ones would be favoured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.contracts.evaluation import EvalResult, Policy, Progress
-from runnel.core.contracts.inference import InferenceClient, Reply
+from runnel.core.contracts.inference import InferenceClient
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
 from runnel.core.rng import make_rng, make_seed
@@ -32,19 +32,21 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
 MAX_STEPS = 27_000
-"""Steps after which an evaluated episode is cut, unless it says otherwise: the limit of Atari (108,000 frames, 4 a step), the
-longest in common use. Some environments (CliffWalking) have no limit of their own, and a policy may stay there for ever."""
+"""Steps after which an evaluated episode is cut by default: the limit of Atari (108,000 frames, 4 a step), the longest common
+one. Some environments (CliffWalking) have no limit of their own, so an episode might never end."""
 _DRAIN_EVERY = 8
+"""Steps between two readings of the finished episodes, to which an accelerator must be synchronised."""
 _MAX_POLLS = 100_000
 _SMALLEST_NOISE = 2.0**-25
+"""In place of a noise of 0, whose logarithm is infinite."""
 
 
 class EnvEvaluation:
-    """Plays exactly `episodes` episodes with the client's policy, on seeds that training never uses, new ones every round.
+    """Plays exactly `episodes` episodes with the client's policy. Its seeds are never used in training, and new in every round.
 
-    `make_vector` is called once, at the first round. `noise_size` is as in the sampler (None: what the action needs); a
-    greedy policy ignores the noise, any other gets seeded noise. `state` names the policy's recurrent state. An episode is cut
-    after `max_steps`: its return is the one until then. One that crashed takes a place and has no return.
+    `make_vector` is called once, at the first round. `noise_size` is as in the sampler (None: what the action needs). The noise
+    is seeded; a greedy policy ignores it. `state` describes the policy's recurrent state. An episode is cut after `max_steps`,
+    and its return counts up to there. A crashed episode counts as played, and has no return.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class EnvEvaluation:
         seed, tally = make_seed(self._seed, "eval", round_index), Tally(self._episodes, self._vector.num_envs)
         rng = make_rng(seed, "noise")
         attempt = 0
-        while tally.missing:  # once more only where episodes had to be cut: nothing but a reset ends those
+        while tally.missing:  # again only if episodes were cut: environments need a reset to leave those
             began = seed if attempt == 0 else make_seed(seed, "again", attempt)
             self._play(self._vector, client, tally, seed=began, rng=rng, progress=progress)
             attempt += 1
@@ -87,11 +89,11 @@ class EnvEvaluation:
         rng: np.random.Generator,
         progress: Progress | None,
     ) -> None:
-        """From a reset, until all episodes are played or every environment that owes some is in one that was cut."""
+        """Reset, and play until all episodes are counted, or until every environment with a quota left is in a cut episode."""
         size = self._noise_size
         noise = torch.zeros(vector.num_envs, vector.spec.action.noise_size if size is None else size)
         out = vector.reset(seed)
-        vector.faults()  # those before are told already
+        vector.faults()  # drop those of before: they are reported already
         tally.begin(self._max_steps)
         state = {k: torch.zeros(vector.num_envs, *leaf.shape, dtype=leaf.dtype) for k, leaf in self._state_spec.items()}
         state = {k: x.to(out.reward.device) for k, x in state.items()}
@@ -100,13 +102,13 @@ class EnvEvaluation:
         while not tally.settled:
             for _ in range(_DRAIN_EVERY):
                 rng.random(dtype=np.float32, out=noise.numpy())
-                rows = _ask(client, out, noise, state).rows
+                rows = ask(client, _request(out, noise, state))
                 vector.step(rows["action"])
                 over = out.terminated | out.truncated
                 state = {k: torch.where(over.view(-1, *[1] * (x.dim() - 1)), 0.0, rows[k]) for k, x in state.items()}
                 age, total, clock = age + 1, total + out.reward, clock + 1
                 if clock >= self._max_steps and bool((late := (age == self._max_steps) & ~over).any()):
-                    tally.add(vector)  # what ended before comes before
+                    tally.add(vector)  # first the episodes that ended before this cut: the order of play counts
                     for row in late.nonzero().flatten().tolist():
                         tally.cut(row, float(total[row]))
                 age, total = age.masked_fill(over, 0), total.masked_fill(over, 0.0)
@@ -122,17 +124,22 @@ class EnvEvaluation:
             self._vector = None
 
 
-def _ask(client: InferenceClient, out: StepOut, noise: Tensor, state: Mapping[str, Tensor]) -> Reply:
+def _request(out: StepOut, noise: Tensor, state: Mapping[str, Tensor]) -> Batch:
     rows = Batch({**out.obs, **state, "noise": noise.clamp_min(_SMALLEST_NOISE).to(out.reward.device)})
     if out.action_mask is not None:
         rows[MASK] = out.action_mask
+    return rows
+
+
+def ask(client: InferenceClient, rows: Batch) -> Batch:
+    """Submit rows and poll the client until it has their reply. Returns the rows of the reply."""
     ticket = client.submit(rows)
     for _ in range(_MAX_POLLS):
         reply = client.ready(ticket)
         if reply is not None:
-            return reply
+            return reply.rows
         client.poll()
-    raise DataError(f"the policy gave no answer within {_MAX_POLLS} polls; evaluate with an inline client")
+    raise DataError(f"the policy gave no reply within {_MAX_POLLS} polls; use an inline client")
 
 
 def evaluate(
@@ -155,8 +162,8 @@ def evaluate(
 
 
 def evaluate_in(policy: Policy, env: gym.Env, *, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> EvalResult:
-    """Play `episodes` episodes of the environment `env` with `policy`, greedily; episode i is reset with a seed of its own, and
-    cut after `max_steps` (`extra["cut"]` then says which, and a warning how many)."""
+    """Play `episodes` episodes of the environment `env` with `policy`, greedily. Each episode has a seed of its own. It is cut
+    after `max_steps`; then `extra["cut"]` flags it, and a warning says how many were cut."""
     for name, value in (("episodes", episodes), ("max_steps", max_steps)):
         if not isinstance(value, Integral) or value < 1:
             raise ConfigError(name, value, "use a whole number, at least 1")
@@ -183,7 +190,7 @@ class _MaskedPolicy(Protocol):
 
 
 def act(policy: Policy, obs: Obs, info: Info) -> Action:
-    """The policy's action. A mask in `info` is passed on; one inside the observation reaches the policy with it."""
+    """The policy's action. A mask in `info` is passed on. A mask inside the observation reaches the policy with it."""
     if MASK not in info:
         return policy.act(obs, deterministic=True)
     return cast(_MaskedPolicy, policy).act(obs, deterministic=True, action_mask=info[MASK])

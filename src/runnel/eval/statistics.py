@@ -1,9 +1,9 @@
-"""Numbers that summarise a handful of scores honestly: a mean with its interval, median, interquartile mean.
+"""Summaries of a list of scores: mean with its interval, median, interquartile mean.
 
-A mean over seeds has one interval, that of Student's t (`mean_interval`), wherever it is shown: there are few seeds, and of
-three values a bootstrap gives the lowest and the highest, which hold the truth three times in four. Episodes are many: their
-intervals are percentiles of a bootstrap (Efron 1979), seeded, so a report gives the same numbers twice. Scores of several tasks
-and seeds are in `aggregates.py`.
+A mean over seeds always has the interval of Student's t (`mean_interval`). Seeds are few: a bootstrap of three values gives
+their minimum and maximum, which contain the true mean in only three of four cases. Episodes are many, so their intervals are
+percentiles of a bootstrap (Efron 1979). It is seeded, so a report gives the same numbers twice. `aggregates.py` is for scores
+of several tasks and seeds.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from runnel.core.errors import DataError
+from runnel.core.errors import ConfigError, DataError
 from runnel.core.rng import make_rng
 
 Array = NDArray[np.float64]
 Statistic = Callable[[Array], Array]
 """From `[..., n]` to `[...]`."""
 
+TAIL = (1.0 - 0.95) / 2.0
+"""The share that a 95 % interval leaves out on each side."""
 FEW_SEEDS = 5
-"""Below this many seeds an interval over them is said to be a rough guess."""
+"""With fewer seeds, their interval is called a rough guess."""
 FEWEST_SEEDS = 3
-"""Below this many seeds no interval is drawn: Student's t is 13 times as wide as they lie apart, and a bootstrap gives their
-minimum and maximum, which hold the truth every second time."""
+"""With fewer seeds, no interval is drawn. That of Student's t is 13 times as wide as the distance of two seeds; a bootstrap
+gives their minimum and maximum, which contain the true mean in half of all cases."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """`low` and `high` bound the mean with the asked confidence; `num` is how many values there were."""
+    """Statistics of `num` values. `low` and `high` are the interval of the mean."""
 
     mean: float
     low: float
@@ -73,13 +75,21 @@ def bootstrap_interval(
     x = _checked(values)
     rng = make_rng(seed, "bootstrap")
     resampled = statistic(x[rng.integers(0, len(x), size=(num_resamples, len(x)))])
-    tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(resampled, [tail, 1.0 - tail])
+    low, high = percentiles(resampled, confidence)
     return float(low), float(high)
 
 
+def percentiles(draws: Array, confidence: float = 0.95) -> tuple[Array, Array]:
+    """The two quantiles of `draws` [..., R] that leave out the same share on each side."""
+    if not 0.0 < confidence < 1.0:
+        raise ConfigError("confidence", confidence, "use a share between 0 and 1, such as 0.95")
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(draws, [tail, 1.0 - tail], axis=-1)
+    return np.asarray(low), np.asarray(high)
+
+
 def mean_interval(values: Array, *, confidence: float = 0.95) -> tuple[Array, Array]:
-    """Mean over the first axis (seeds), and half the width of its interval by Student's t: 0 for one, who has none.
+    """Mean over the first axis (seeds), and half the width of its interval by Student's t (0 for a single seed).
 
     >>> mean, half = mean_interval(np.array([[1.0], [3.0]]))
     >>> float(mean[0]), round(float(half[0]), 3)
@@ -93,13 +103,13 @@ def mean_interval(values: Array, *, confidence: float = 0.95) -> tuple[Array, Ar
 
 @lru_cache
 def t_quantile(freedom: int, confidence: float = 0.95) -> float:
-    """How many standard errors on both sides of a mean hold `confidence` of Student's t with `freedom` degrees.
+    """The number of standard errors on both sides of the mean within which Student's t of `freedom` degrees has `confidence`.
 
     >>> [round(t_quantile(n), 3) for n in (1, 2, 4, 30)]
     [12.706, 4.303, 2.776, 2.042]
     """
     low, high = 0.0, math.pi / 2
-    while (middle := (low + high) / 2) not in (low, high):
+    while (middle := (low + high) / 2) not in (low, high):  # bisection, until there is no float between the two
         low, high = (middle, high) if _t_share(middle, freedom) < confidence else (low, middle)
     return math.sqrt(freedom) * math.tan(low)
 
@@ -117,7 +127,7 @@ def _t_share(angle: float, freedom: int) -> float:
 
 
 def few_seeds(num: int) -> str:
-    """What to say beside an interval over `num` seeds; empty where they are enough.
+    """A remark about an interval over `num` seeds; empty if there are enough seeds.
 
     >>> few_seeds(3), few_seeds(5)
     ('fewer than 5: a rough guess', '')
@@ -125,35 +135,33 @@ def few_seeds(num: int) -> str:
     return f"fewer than {FEW_SEEDS}: a rough guess" if num < FEW_SEEDS else ""
 
 
-def resamples(sizes: Sequence[int], *, confidence: float = 0.95) -> bool:
-    """Whether a bootstrap over tasks with so many seeds each is more than the lowest and the highest of them. With two seeds of
-    one or two tasks every 16th draw has the lowest alone, and so has the bound of a 95 % interval.
+def resamples(sizes: Sequence[int]) -> bool:
+    """Whether a 95 % bootstrap interval over tasks with `sizes` seeds is narrower than their minimum to maximum. With two seeds
+    on each of two tasks, one draw in 16 repeats the lowest seed of both: more than the 2.5 % that the interval leaves out.
 
     >>> resamples([2]), resamples([2, 2]), resamples([2, 2, 2]), resamples([3])
     (False, False, True, True)
     """
     lowest = math.prod(float(size) ** -size for size in sizes)
-    return min(sizes) >= FEWEST_SEEDS or (min(sizes) > 1 and lowest <= (1.0 - confidence) / 2.0)
+    return min(sizes) >= FEWEST_SEEDS or (min(sizes) > 1 and lowest <= TAIL)
 
 
-def share_interval(
-    values: Sequence[float], *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """Interval of the mean of shares in [0, 1], such as pass@k of each prompt: the bootstrap's, over prompts.
+def share_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the mean of shares in [0, 1], such as pass@k of each prompt: a bootstrap over prompts.
 
-    Where all are 0, or all are 1, resampling cannot see what did not happen to occur; the exact binomial bound can (Clopper and
-    Pearson 1934): after n failures and no success the share may still be `1 - tail ** (1 / n)`.
+    If all are 0, or all are 1, every resample is the same. Then it is the exact binomial interval (Clopper and Pearson 1934):
+    after n failures and no success, the share may still be `1 - 0.025 ** (1 / n)`.
 
     >>> [round(bound, 3) for bound in share_interval([0.0] * 20)]
     [0.0, 0.168]
     """
     x = _checked(values)
-    rest = 1.0 - ((1.0 - confidence) / 2.0) ** (1.0 / len(x))
+    rest = 1.0 - TAIL ** (1.0 / len(x))
     if (x == 0.0).all():
         return 0.0, rest
     if (x == 1.0).all():
         return 1.0 - rest, 1.0
-    return bootstrap_interval(values, confidence=confidence, num_resamples=num_resamples, seed=seed)
+    return bootstrap_interval(values)
 
 
 def summarise(values: Sequence[float], *, confidence: float = 0.95, seed: int = 0) -> Summary:

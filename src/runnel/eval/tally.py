@@ -32,7 +32,7 @@ class Tally:
         self._faults: list[Fault] = []
 
     def begin(self, max_steps: int) -> None:
-        """Note that all environments were reset, so that vectors count their episodes from 0 again."""
+        """Note that all environments were reset: the vector counts its episodes from 0 again."""
         self._before, self._max_steps = [len(found) for found in self._found], max_steps
         self._stuck.clear()
 
@@ -46,11 +46,11 @@ class Tally:
 
     @property
     def settled(self) -> bool:
-        """Whether only a reset can bring more: every environment with an episode missing is in one that was cut."""
+        """Whether only a reset can bring more episodes: every environment with a quota left is in a cut episode."""
         return all(row in self._stuck or not self._missing(row) for row in range(len(self._quota)))
 
     def add(self, vector: VectorEnv) -> None:
-        """Count the episodes that ended or broke. An episode that was cut is counted already, so its end is skipped."""
+        """Count the episodes that ended or crashed. A cut episode is counted already, so its end is skipped."""
         for episode in vector.episodes():
             row = episode.env - vector.index0
             if episode.length <= self._max_steps:
@@ -60,6 +60,7 @@ class Tally:
             row = fault["env"] - vector.index0
             self._faults.append(fault)
             if fault["step"] <= self._max_steps:
+                # at its place in the order of play: later episodes of this environment may be counted already
                 self._found[row].insert(self._before[row] + fault["episode"], EpisodeOutcome(0.0, fault["step"], crashed=True))
             self._stuck.discard(row)
 
@@ -88,7 +89,7 @@ def result_of(outcomes: Sequence[EpisodeOutcome], faults: Sequence[Fault] = ()) 
 
 
 def incomplete(extra: Mapping[str, Sequence[float]]) -> list[str]:
-    """Sentences about episodes that did not finish, for a reader of the mean."""
+    """Sentences about episodes that did not finish, to be shown beside the mean."""
     told = []
     if num := int(sum(extra.get("cut", ()))):
         steps = max(n for n, cut in zip(extra["length"], extra["cut"], strict=True) if cut)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from ipaddress import IPv4Address
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -373,8 +373,7 @@ class SlotTable:
         nothing behind: they count as `lost_with_trainer`. Returns their number.
         """
         with self.lock:
-            marks = self.read[:, reader]
-            taken = np.flatnonzero((self.state == FINISHED) & (marks != UNREAD) & (marks < RELEASED))
+            taken = self._taken_by(reader)
             self.read[taken, reader] = UNREAD
             account = self.readers[reader]
             account[CURSOR] -= len(taken)
@@ -383,6 +382,15 @@ class SlotTable:
             account[DROPPED + reason_index("lost_with_trainer")] += lost
         self.ring()
         return lost
+
+    def taken(self, reader: int) -> list[Segment]:
+        """The segments that `reader` has taken and not released."""
+        with self.lock:
+            return [self._segment(i) for i in self._taken_by(reader)]
+
+    def _taken_by(self, reader: int) -> list[int]:
+        marks = self.read[:, reader].tolist()
+        return [i for i in self._where(FINISHED) if marks[i] != UNREAD and marks[i] < RELEASED]
 
     def settle(self, reader: int, consumed: int, dropped: Mapping[str, int]) -> None:
         with self.lock:
@@ -504,6 +512,9 @@ class TableReader:
     def take(self, num_segments: int, *, ranks: int = 1) -> list[Segment]:
         return self._table.take(self._index, num_segments, ranks)
 
+    def taken(self) -> list[Segment]:
+        return self._table.taken(self._index)
+
     def given(self, rank: int, ranks: int) -> list[Segment]:
         return self._table.given(self._index, rank, ranks)
 
@@ -551,52 +562,3 @@ class TableReader:
 
     def accounting(self) -> Accounting:
         return self._table.accounting(self._index)
-
-
-class LossyReader:
-    """`SampleReader` on a slot table, for a reader that nobody waits for.
-
-    `take` gives copies of up to the number that was asked for, in the order in which they were begun. Their rows are held
-    until `release` or `drop` says what became of them.
-    """
-
-    def __init__(self, table: SlotTable, reader: str) -> None:
-        self._table, self.spec = table, table.spec
-        self._name, self._index = reader, len(table.spec.readers) + table.spec.lossy_readers.index(reader)
-
-    def available(self) -> int:
-        return self._table.available(self._index)
-
-    def take(self, num_segments: int) -> list[Segment]:
-        return self._table.copy(self._index, num_segments)
-
-    def release(self, segments: Sequence[Segment], *, feedback: Sequence[Mapping[str, Tensor]] | None = None) -> None:
-        if feedback is not None:
-            self._refuse("send feedback")
-        self.settle(consumed=sum(s.num_rows for s in segments))
-
-    def drop(self, segments: Sequence[Segment], reason: str) -> None:
-        self.settle(dropped={reason: sum(s.num_rows for s in segments)})
-
-    def hold(self, segments: Sequence[Segment]) -> None:
-        """No-op: the rows of a copy are held already."""
-
-    def settle(self, *, consumed: int = 0, dropped: Mapping[str, int] | None = None) -> None:
-        self._table.settle(self._index, consumed, dropped or {})
-
-    def held(self) -> int:
-        return self._table.held(self._index)
-
-    def advance(self, version: int) -> None:
-        self._refuse("tell the writers a version")
-
-    def accounting(self) -> Accounting:
-        return self._table.accounting(self._index)
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise DataError(f"stream {self.spec.name!r}: reader {self._name!r} is lossy, and cannot {what}")
-
-
-def make_reader(table: SlotTable, reader: str) -> TableReader | LossyReader:
-    """The end of `table` for the reader of that name."""
-    return LossyReader(table, reader) if reader in table.spec.lossy_readers else TableReader(table, reader)

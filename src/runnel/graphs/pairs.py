@@ -100,7 +100,7 @@ def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> 
     if scores and held:
         held, _, more = fitting(held, task.tokenizer, context=task.context)
         left_out += more
-    spec = pair_stream(num_pairs=c.num_pairs, max_length=longest, capacity=policy.lag + 1, reader="trainer")
+    spec = pair_stream(num_pairs=c.num_pairs, max_length=longest, capacity=policy.lag + 1)
 
     def sampler(incarnation: int) -> PairSampler:
         return PairSampler(train, task.tokenizer, seed=make_seed(c.seed, "pairs", incarnation))

@@ -226,7 +226,7 @@ class PromptTask:
 
     def demos(self, *, rows: int, lag: int) -> StreamSpec:
         """The stream of demonstrations: one segment is one batch of `rows`."""
-        return demo_stream(rows=rows, max_length=self.sizes.demo, capacity=lag + 1, reader="trainer")
+        return demo_stream(rows=rows, max_length=self.sizes.demo, capacity=lag + 1)
 
     def rollouts(
         self, *, group_size: int, num_prompts: int, lag: int, truncates: bool = False, reference: bool = False
@@ -243,7 +243,6 @@ class PromptTask:
             groups_per_batch=num_prompts,
             capacity=num_prompts * (lag + 1),
             num_writers=self._config.most_actors,
-            reader="trainer",
         )
 
     def demo_actor(self) -> ActorSpec:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,16 +41,6 @@ from runnel.nets.optim import Adam, flat_view
 Mode = Literal["auto", "on", "off"]
 COMPILE_FROM = {"cpu": 50_000, "cuda": 100_000_000}
 """Number of planned steps from which compiling kernels pays; a shorter run finishes sooner without them."""
-NAMES: dict[type, str] = {
-    PPOLearner: "PPO",
-    APPOLearner: "APPO",
-    PopulationLearner: "a population of PPO",
-    DQNLearner: "DQN",
-    SACLearner: "SAC",
-    TD3Learner: "TD3",
-    DDPGLearner: "DDPG",
-}
-"""Learners for which there are kernels, by their exact type."""
 OFF = "off with --compiled off"
 
 
@@ -83,7 +73,7 @@ class Accelerator:
 
     def learner(self, learner: Learner) -> Accelerated:
         """Replace methods of `learner`, which was just made, by kernels. The returned learner may be another object."""
-        known = next((kind for kind in type(learner).__mro__ if kind in NAMES), None)
+        known = next((kind for kind in type(learner).__mro__ if kind in KINDS), None)
         if known is None:
             return Accelerated(learner, False, "")
         if self.mode == "off":
@@ -91,12 +81,12 @@ class Accelerator:
         if type(learner) is not known:
             reason = f"{type(learner).__name__} is your own learner, and kernels are for {known.__name__} as it stands"
             return self._recorded_anyway(learner, known, reason)
-        return _MAKERS[known](self, learner)
+        return KINDS[known].accelerate(self, learner)
 
     def _recorded_anyway(self, learner: Learner, known: type, reason: str) -> Accelerated:
         """A user's own learner. Its update is recorded in a CUDA graph only if the user asks for it (`on`): a graph repeats the
         kernels of its recording, and with them a decision that the update takes in Python."""
-        if known not in GRAPHS or _device(learner).type != "cuda" or not _alone(learner):
+        if not KINDS[known].recorded or _device(learner).type != "cuda" or not _alone(learner):
             return Accelerated(learner, False, f"compiled: off, because {reason}")
         if self.mode != "on":
             hint = "--compiled on records it in CUDA graphs, which is right if it takes no decision in Python"
@@ -107,7 +97,7 @@ class Accelerator:
     # ------------------------------------------------------------------------------------------------------------ forms
     def ppo(self, learner: PPOLearner) -> Accelerated:
         """Kernels for the passes over a batch and for values; on a CUDA device inside graphs."""
-        name, device = NAMES[type(learner)], _device(learner)
+        name, device = KINDS[type(learner)].name, _device(learner)
         if not _alone(learner):
             return _plain(learner, f"{learner.collective.world_size} ranks share a batch")
         if learner.config.target_kl is not None:
@@ -148,7 +138,7 @@ class Accelerator:
             if not stock.why_changed(places, [learner, *learner.learners, *learner.net.members]):
                 joined = TritonPopulationLearner(c, learner.net, seed=learner.seed, device=learner.device)
                 _record(joined, PPOLearner)
-                return Accelerated(joined, True, f"compiled: CUDA graphs, triton, {NAMES[PopulationLearner]}; {OFF}")
+                return Accelerated(joined, True, f"compiled: CUDA graphs, triton, {KINDS[PopulationLearner].name}; {OFF}")
         if any(type(member) is not PPOLearner for member in learner.learners):
             return _plain(learner, "its members are learners of your own")
         each = [self.ppo(member) for member in learner.learners]
@@ -170,7 +160,7 @@ class Accelerator:
 
     def replay(self, learner: SACLearner | TD3Learner) -> Accelerated:
         """On a CUDA device the whole update in one graph; on the CPU gradients by hand."""
-        name = NAMES[type(learner)]
+        name = KINDS[type(learner)].name
         if not _alone(learner):
             return _plain(learner, f"{learner.collective.world_size} ranks share a batch")
         if changed := stock.why_changed(stock.UPDATES[type(learner)], [learner]):
@@ -195,28 +185,30 @@ class Accelerator:
         return f"{self.num_steps:,} steps are over before compiling pays (from {least:,}; --compiled on does it at once)"
 
 
-_MAKERS: dict[type, Callable[[Accelerator, Any], Accelerated]] = {
-    PPOLearner: Accelerator.ppo,
-    APPOLearner: Accelerator.ppo,
-    PopulationLearner: Accelerator.population,
-    DQNLearner: Accelerator.dqn,
-    SACLearner: Accelerator.replay,
-    TD3Learner: Accelerator.replay,
-    DDPGLearner: Accelerator.replay,
+class Kind(NamedTuple):
+    """A learner for which there are kernels."""
+
+    name: str
+    accelerate: Callable[[Accelerator, Any], Accelerated]
+    recorded: tuple[str, ...]
+    """Methods from tensors to tensors that never wait for the device: on a CUDA device each is recorded once and replayed."""
+
+
+KINDS: dict[type, Kind] = {
+    PPOLearner: Kind("PPO", Accelerator.ppo, ("make_batch", "learn")),
+    APPOLearner: Kind("APPO", Accelerator.ppo, ("make_batch", "learn")),
+    PopulationLearner: Kind("a population of PPO", Accelerator.population, ()),
+    DQNLearner: Kind("DQN", Accelerator.dqn, ()),
+    SACLearner: Kind("SAC", Accelerator.replay, ("step",)),
+    TD3Learner: Kind("TD3", Accelerator.replay, ("step",)),
+    DDPGLearner: Kind("DDPG", Accelerator.replay, ("step",)),
 }
-GRAPHS: dict[type, tuple[str, ...]] = {
-    PPOLearner: ("make_batch", "learn"),
-    APPOLearner: ("make_batch", "learn"),
-    SACLearner: ("step",),
-    TD3Learner: ("step",),
-    DDPGLearner: ("step",),
-}
-"""Methods from tensors to tensors that never wait for the device: on a CUDA device each is recorded once and replayed."""
+"""By the exact type of the learner."""
 
 
 def _record(learner: Any, known: type) -> None:
     """Replace those methods of `learner` by CUDA graphs."""
-    for name in GRAPHS[known]:
+    for name in KINDS[known].recorded:
         text = f"{type(learner).__name__}.{name}"
         setattr(learner, name, CudaGraphed(getattr(learner, name), generators=learner.generators, name=text))
 
@@ -226,18 +218,8 @@ def _epochs(learner: PPOLearner, kernels: NumbaActorCritic | TritonActorCritic) 
 
     def epochs(batch: Batch) -> Numbers:
         c, num_rows = learner.config, len(batch["advantage"])
-        numbers = kernels.passes(
-            batch,
-            learner.shuffle.orders(c.num_epochs, num_rows),
-            size=num_rows // c.num_minibatches,
-            optimiser=learner.optimiser,
-            max_norm=c.max_grad_norm,
-            clip=c.clip_range,
-            dual_clip=c.dual_clip,
-            value_clip=c.value_clip,
-            value_coef=c.value_coef,
-            entropy_coef=c.entropy_coef,
-        )
+        orders = learner.shuffle.orders(c.num_epochs, num_rows)
+        numbers = kernels.passes(batch, orders, size=num_rows // c.num_minibatches, optimiser=learner.optimiser, config=c)
         return dict(zip(numba_ppo.METRICS, numbers.unbind(1), strict=True))
 
     return epochs
@@ -247,10 +229,7 @@ def _q_step(learner: DQNLearner, kernels: NumbaQ, target: Tensor) -> Callable[[B
     """`DQNLearner.step` by kernels."""
 
     def step(batch: Batch) -> tuple[Mapping[str, Tensor], Tensor]:
-        c = learner.config
-        numbers, errors = kernels.step(
-            batch, target, double=c.double, huber=c.huber, optimiser=learner.optimiser, max_norm=c.max_grad_norm
-        )
+        numbers, errors = kernels.step(batch, target, optimiser=learner.optimiser, config=learner.config)
         return dict(zip(numba_dqn.METRICS, numbers.unbind(0), strict=True)), errors
 
     return step

@@ -34,6 +34,8 @@ from runnel.ops.distributions import make_head
 
 Obs = Mapping[str, Tensor]
 GAINS = (0.01, 1.0)
+"""Scale of the last layer's weights, of actor and critic. A small one makes the first policy almost uniform, so that the first
+data explore; Andrychowicz et al. 2021 (arXiv:2006.05990, sec. 3.2) found that it matters much."""
 
 
 class ActorCritic(nn.Module):

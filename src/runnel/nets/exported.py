@@ -72,11 +72,11 @@ def _part(spec: ActionSpec, action: Tensor, shape: tuple[int, ...]) -> Tensor:
     if spec.kind == "discrete":
         return action + spec.start
     dtype: torch.dtype = getattr(torch, spec.env_dtype)
+    exact = dtype
     if not dtype.is_floating_point:
-        low, high = (torch.tensor(bound, dtype=torch.float64).reshape(shape) for bound in (spec.low, spec.high))
-        return torch.minimum(torch.maximum(action.round().to(torch.float64), low), high).to(dtype)
-    low, high = (torch.tensor(bound, dtype=dtype).reshape(shape) for bound in (spec.low, spec.high))
-    return torch.minimum(torch.maximum(action.to(dtype), low), high)
+        action, exact = action.round(), torch.float64  # float32 does not hold every integer
+    low, high = (torch.tensor(bound, dtype=exact).reshape(shape) for bound in (spec.low, spec.high))
+    return torch.minimum(torch.maximum(action.to(exact), low), high).to(dtype)
 
 
 def _parts(spec: ActionSpec) -> list[tuple[str, tuple[int, ...]]]:

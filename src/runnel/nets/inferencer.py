@@ -30,20 +30,17 @@ def to_act(net: Acts) -> None:
         net.eval()  # type: ignore[attr-defined]
 
 
-class ActingNet(Acts, Protocol):
-    """A module that acts: `ActorCritic`, `QNet`, or a user's own."""
+class AgentNet(Acts, Protocol):
+    """A module that plays environments: `ActorCritic`, `QNet`, or a user's own."""
+
+    state_spec: Mapping[str, ArraySpec]
+    """Its recurrent state, by name; empty without one."""
 
     def state_dict(self) -> dict[str, Tensor]: ...
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *, assign: bool = False) -> object: ...
 
     def to(self, device: torch.device) -> object: ...
-
-
-class AgentNet(ActingNet, Protocol):
-    """A network that plays environments; `state_spec` names its recurrent state, and is empty without one."""
-
-    state_spec: Mapping[str, ArraySpec]
 
 
 class TorchInferencer:
@@ -57,7 +54,7 @@ class TorchInferencer:
     immediate = True
 
     def __init__(
-        self, net: ActingNet, *, greedy: bool = False, device: str = "cpu", merge: bool = True, member: str = ""
+        self, net: AgentNet, *, greedy: bool = False, device: str = "cpu", merge: bool = True, member: str = ""
     ) -> None:
         self._prefix = f"{member}/" if member else ""
         self.net, self.greedy, self.device, self.merge = net, greedy, torch.device(device), merge

@@ -135,6 +135,7 @@ class QNet(nn.Module):
             return joined
         value, advantage = out
         advantage = advantage.unflatten(-1, (self.num_actions, self.num_atoms))
+        # less its mean: only the sum of V and A is trained, so without it any number could move from one to the other
         joined = value.unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)
         return joined
 

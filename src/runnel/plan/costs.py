@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +29,7 @@ class LinearCost:
     """
 
     base: float = 0.0
-    """Seconds of a call, whatever its number of rows."""
+    """Seconds of a call, for any number of rows."""
     per_row: float = 0.0
     """Seconds more for each row."""
 
@@ -138,10 +138,6 @@ class Costs:
         >>> Costs.of({"name": "mine", "step": {"base": 0.0, "per_row": 0.001}}).step(4)
         0.004
         """
-        known = {f.name: f for f in fields(Costs)}
-        for key in data:
-            if key not in known:
-                raise ConfigError(f"costs.{key}", data[key], f"unknown; use one of {', '.join(known)}")
         zero = asdict(LinearCost())  # what a line leaves out is 0, and not the default of that stage
         filled = {k: {**zero, **v} if isinstance(getattr(Costs, k, None), LinearCost) else v for k, v in data.items()}
         return override(Costs(), filled, "costs.")

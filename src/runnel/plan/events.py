@@ -77,15 +77,12 @@ class Device:
         self.free_at = 0.0
         self.busy_s: dict[str, float] = {}
 
-    def use(self, kind: str, seconds: float, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Work for `seconds`, then call `call(*args)`."""
-        self._work(kind, seconds, partial(call, *args, **kwargs))
-
-    def _work(self, kind: str, seconds: float, call: Callable[[], None]) -> None:
+    def use(self, kind: str, seconds: float, call: Callable[[], None]) -> None:
+        """Work for `seconds`, then call `call()`."""
         now = min(seconds, self._slice_s)
         self.free_at = max(self.free_at, self._agenda.time) + now
         self.busy_s[kind] = self.busy_s.get(kind, 0.0) + now
         if seconds - now > 1e-12:  # rounding may leave a rest that is no work
-            self._agenda.at(self.free_at, self._work, kind, seconds - now, call)
+            self._agenda.at(self.free_at, self.use, kind, seconds - now, call)
         else:
             self._agenda.at(self.free_at, call)

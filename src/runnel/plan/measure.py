@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-import select
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,13 +21,14 @@ from runnel.core.config import override
 from runnel.core.contracts.inference import Inferencer, Reply, Request
 from runnel.core.contracts.params import ParamSet
 from runnel.core.records import Batch
+from runnel.flow.inference.inline import InlineClient
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import ChannelSubscriber, LocalChannel, load
 from runnel.flow.workers.actor import ActorWorker
 from runnel.graphs.experiment import Experiment
 from runnel.graphs.run_config import EvalConfig, RunConfig
 from runnel.plan.costs import Costs, LinearCost
-from runnel.plan.watch import KeepingReader, TimedClient, num_bytes
+from runnel.plan.watch import KeepingReader, TimedClient
 from runnel.run import registry
 from runnel.run.group import ProcessGroup
 from runnel.run.ledger import Ledger
@@ -39,7 +41,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Rows of the inference batches that are timed."""
 ECHO = "import os, select\nwhile select.select([0], [], []) and (b := os.read(0, 1)): os.write(1, b)"
 PAUSE_S = 2e-3
-"""Seconds between two timed messages. In a run, a process that waits for environments sleeps and finds cold caches; so here."""
+"""Seconds between two timed messages. Like the processes of a run, this one then wakes from a sleep and finds cold caches."""
 
 
 def measure(recipe: str, config: RunConfig, *, seconds: float = 2.0) -> Costs:
@@ -72,10 +74,11 @@ class _Measurement:
         self.group: ProcessGroup = wire(experiment, place(experiment), "main", clock=WallClock())
         self.ledger = Ledger(folder, WallClock(), log_every=experiment.config.log_every)
         self.actors = [w for w in self.group.workers if isinstance(w, ActorWorker)]
-        self.clients = [TimedClient(c) for a in self.actors for c in a.clients.values()]
-        found = iter(self.clients)
-        for actor in self.actors:
-            actor.clients = {name: next(found) for name in actor.clients}
+        self.clients: list[TimedClient] = []
+        for actor in self.actors:  # `plain` asks for no policy workers, so all clients are inline
+            timed = {name: TimedClient(cast(InlineClient, client)) for name, client in actor.clients.items()}
+            actor.clients = timed
+            self.clients += timed.values()
         trainer = self.group.trainer
         assert trainer is not None
         self.trainer = trainer
@@ -83,7 +86,7 @@ class _Measurement:
             name: KeepingReader(self.group.tables[r.spec.name], r.spec.readers[0]) for name, r in trainer.readers.items()
         }
         trainer.readers = self.readers
-        self.spent: dict[str, float] = {}
+        self.spent = defaultdict[str, float](float)
 
     def run(self, seconds: float) -> Costs:
         try:
@@ -97,12 +100,11 @@ class _Measurement:
 
     def _rounds(self, seconds: float, updates: int = 1) -> None:
         """Poll all workers in turn, and time each by wall and processor time. Earlier measurements are dropped."""
-        self.spent = {"updates": 0.0, "units": 0.0}
-        self.group.stages()
+        self.spent.clear()
+        self.group.stages()  # a call returns the times since the last one
         for client in self.clients:
             client.forget()
-        self._first = self._units()
-        start, version = time.perf_counter(), self.trainer.version
+        units, version, start = self._units(), self.trainer.version, time.perf_counter()
         while time.perf_counter() - start < seconds or self.trainer.version - version < updates:
             for worker in self.group.workers:
                 wall, cpu = time.perf_counter(), time.process_time()
@@ -112,15 +114,15 @@ class _Measurement:
             wall = time.perf_counter()
             for name, spent in self.group.stages().items():
                 stage = name.partition("/")[2]
-                self.spent[stage] = self.spent.get(stage, 0.0) + spent
+                self.spent[stage] += spent
             self.ledger.add(self.group.collect())
             self._add("ledger", time.perf_counter() - wall, 0.0)
         self.spent["updates"] = self.trainer.version - version
-        self.spent["units"] = self._units() - self._first
+        self.spent["units"] = self._units() - units
 
     def _add(self, kind: str, wall: float, cpu: float) -> None:
-        self.spent[f"{kind}_s"] = self.spent.get(f"{kind}_s", 0.0) + wall
-        self.spent[f"{kind}_cpu"] = self.spent.get(f"{kind}_cpu", 0.0) + cpu
+        self.spent[f"{kind}_s"] += wall
+        self.spent[f"{kind}_cpu"] += cpu
 
     def _units(self) -> float:
         """Steps or tokens that actors have committed so far."""
@@ -137,20 +139,21 @@ class _Measurement:
         steps = calls or spent["units"] / rows
         step_s = max(0.0, spent["actor_s"] - asked - sum(c.load_s for c in self.clients)) / steps
         step_cpu = max(0.0, spent["actor_cpu"] - sum(c.infer_cpu for c in self.clients)) / steps
-        serve, request, reply = self._serve(tokens, notes)
+        serve, exchange = self._serve(tokens, notes)
         infer_s = asked / calls if calls else 0.0
         if not tokens and calls:  # at least as slow as in the run, where each step of the environments leaves cold caches
             serve = LinearCost(max(serve.base, infer_s - serve.per_row * rows), serve.per_row)
         if tokens:  # scaled to the mean of the run, which includes prefill: the points are decode steps only
             scale = infer_s / max(serve(rows), 1e-9)
             serve = LinearCost(serve.base * scale, serve.per_row * scale)
-        update_s = (spent.get("prepare", 0.0) + spent.get("update", 0.0)) / updates
+        update_s = (spent["prepare"] + spent["update"]) / updates
         copy_s, load_s = self._versions()
         loads = sum(c.loads for c in self.clients)
         load_s = max(load_s, sum(c.load_s for c in self.clients) / loads if loads else 0.0)
         copied = copy_s if e.lag else 0.0
         params = self.trainer.learner.params()
-        message_s, respond_s = (0.0, 0.0) if tokens or request is None else mailbox_seconds(request, reply)
+        message_s, respond_s = mailbox_seconds(*exchange) if exchange else (0.0, 0.0)
+        request_bytes, reply_bytes = map(num_bytes, exchange) if exchange else (0, 0)
         buffer = any(t.paces for t in e.transforms)
         units = self._batch_units()
         return Costs(
@@ -168,19 +171,19 @@ class _Measurement:
             wake_s=wake_seconds(),
             update=LinearCost(update_s, 0.0) if buffer else self._update_line(units, update_s),
             update_cpu=max(0.1, spent["trainer_cpu"] / max(spent["trainer_s"], 1e-9)),
-            publish_s=max(0.0, spent.get("publish", 0.0) / updates - copied),
+            publish_s=max(0.0, spent["publish"] / updates - copied),
             copy_s=copy_s,
             load_s=load_s,
             ledger_s=spent["ledger_s"] / updates,
             batch_segments=segments,
             update_ratio=updates / spent["units"] if buffer else 0.0,
             update_units=units if buffer else 0.0,
-            insert_s=spent.get("insert", 0.0) / (spent["units"] / (rows * num_steps)),
-            select_s=spent.get("select", 0.0) / updates,
+            insert_s=spent["insert"] / (spent["units"] / (rows * num_steps)),
+            select_s=spent["select"] / updates,
             segment_bytes=self._segment_bytes(),
-            request_bytes=num_bytes(request) if request is not None else 0,
-            reply_bytes=num_bytes(reply) if reply is not None else 0,
-            param_bytes=sum(p.numel() * p.element_size() for p in params.values()),
+            request_bytes=request_bytes,
+            reply_bytes=reply_bytes,
+            param_bytes=num_bytes(params),
             notes=tuple(notes),
         )
 
@@ -194,15 +197,14 @@ class _Measurement:
         rows = spent["units"] / max(calls, 1)
         return rows, spent["units"] / spent["updates"] / len(players) / rows, len(players)
 
-    def _serve(self, tokens: bool, notes: list[str]) -> tuple[LinearCost, Batch | None, Batch | None]:
-        """Seconds of an inference batch by rows, and a sample request with its reply."""
+    def _serve(self, tokens: bool, notes: list[str]) -> tuple[LinearCost, tuple[Batch, Batch] | None]:
+        """Seconds of an inference batch by rows; of a torch policy also a sample request with its reply."""
         if tokens:
-            points = [p for c in self.clients for p in c.points]
-            return LinearCost.fit(points), None, None
+            return LinearCost.fit([p for c in self.clients for p in c.points]), None
         sample = next((c.sample for c in self.clients if c.sample is not None), None)
         if sample is None:
             notes.append("environments ask a compiled policy row by row; inference apart from them was not measured")
-            return LinearCost(0.0, 0.0), None, None
+            return LinearCost(0.0, 0.0), None
         inferencer = self.experiment.inference[0].make()
         inferencer.load_params(ParamSet(0, self.trainer.learner.params()))
         return infer_line(inferencer, sample)
@@ -215,7 +217,7 @@ class _Measurement:
     def _update_line(self, units: float, update_s: float) -> LinearCost:
         """Seconds of an update by steps or tokens.
 
-        The second point of the line is the last batch with all of its segments twice. For a language model it is a line through
+        The second point of the line is the last batch with all of its segments twice. For a language model, the line begins at
         0.
         """
         if self.experiment.leader.token_streams:
@@ -238,12 +240,16 @@ class _Measurement:
     def _segment_bytes(self) -> int:
         """Bytes of a segment as actors send it."""
         spec = self.experiment.stream(self.experiment.actors[-1].writes[0])
-        sizes = {name: math.prod(spec.shape(name)) * f.dtype.itemsize for name, f in spec.fields.items()}
-        return sum(sizes.values())
+        return sum(math.prod(spec.shape(name)) * f.dtype.itemsize for name, f in spec.fields.items())
 
 
-def infer_line(inferencer: Inferencer, sample: Batch) -> tuple[LinearCost, Batch, Batch]:
-    """Seconds of inference by rows, called as a policy worker calls it; with a request and its reply."""
+def num_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """The bytes of all tensors together."""
+    return sum(x.nbytes for x in tensors.values())
+
+
+def infer_line(inferencer: Inferencer, sample: Batch) -> tuple[LinearCost, tuple[Batch, Batch]]:
+    """Seconds of inference by rows, called as by a policy worker; with a request and its reply."""
     points, replies = list[tuple[float, float]](), list[Reply]()
 
     def infer(rows: Batch) -> None:
@@ -254,27 +260,20 @@ def infer_line(inferencer: Inferencer, sample: Batch) -> tuple[LinearCost, Batch
         rows = tiled(sample, n)
         points.append((float(n), _median(partial(infer, rows), times=15)))
     infer(sample)
-    return LinearCost.fit(points), sample, replies[0].rows
+    return LinearCost.fit(points), (sample, replies[0].rows)
 
 
 def tiled(rows: Batch, num: int) -> Batch:
     """`num` rows, made by repeating the given ones."""
-
-    def tile(x: Tensor) -> Tensor:
-        return x.repeat(-(-num // x.shape[0]), *([1] * (x.dim() - 1)))[:num].contiguous()
-
-    return rows.map(tile)
+    return rows.map(lambda x: x[torch.arange(num) % x.shape[0]])
 
 
-def mailbox_seconds(request: Batch, reply: Batch | None) -> tuple[float, float]:
+def mailbox_seconds(request: Batch, reply: Batch) -> tuple[float, float]:
     """Seconds that a request with its reply takes at the client's and at the server's end of a mailbox."""
-    mailboxes = MailboxTable.local(
-        InferenceSpec("plan", 1, 1, 4, max_bytes=2 * (num_bytes(request) + num_bytes(reply or request)) + (1 << 14))
-    )
-    client, server = (
-        MailboxClient(mailboxes, 0, ChannelSubscriber(LocalChannel("none", shared=True, depth=1))),
-        MailboxServer(mailboxes, 0),
-    )
+    max_bytes = 2 * (num_bytes(request) + num_bytes(reply)) + (1 << 14)
+    mailboxes = MailboxTable.local(InferenceSpec("plan", 1, 1, 4, max_bytes=max_bytes))
+    client = MailboxClient(mailboxes, 0, ChannelSubscriber(LocalChannel("none", shared=True, depth=1)))
+    server = MailboxServer(mailboxes, 0)
     at_client, at_server = list[float](), list[float]()
     for _ in range(30):
         time.sleep(PAUSE_S)
@@ -282,7 +281,7 @@ def mailbox_seconds(request: Batch, reply: Batch | None) -> tuple[float, float]:
         ticket = client.submit(request)
         middle = time.perf_counter()
         found = server.poll()
-        server.reply([Reply(found[0].id, reply if reply is not None else request, 0)])
+        server.reply([Reply(found[0].id, reply, 0)])
         late = time.perf_counter()
         client.poll()
         client.ready(ticket)
@@ -291,27 +290,28 @@ def mailbox_seconds(request: Batch, reply: Batch | None) -> tuple[float, float]:
     return sorted(at_client)[15], sorted(at_server)[15]
 
 
-def wake_seconds(times: int = 50) -> float:
+def wake_seconds() -> float:
     """Seconds until another process has read what this one writes to a pipe: half of a round trip."""
     with subprocess.Popen([sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        spent = []
-        for _ in range(times):
-            time.sleep(PAUSE_S)
-            start = time.perf_counter()
-            child.stdin.write(b"x")
-            select.select([child.stdout], [], [])
-            child.stdout.read(1)
-            spent.append(time.perf_counter() - start)
-        child.stdin.close()
-    return sorted(spent)[times // 2] / 2
+        stdin, stdout = child.stdin, child.stdout
+        assert stdin is not None
+        assert stdout is not None
+
+        def round_trip() -> None:
+            stdin.write(b"x")
+            stdout.read(1)
+
+        spent = _median(round_trip, times=50, pause_s=PAUSE_S)
+        stdin.close()
+    return spent / 2
 
 
-def _median(call: Callable[[], object], *, times: int) -> float:
-    call()  # once to warm up
+def _median(call: Callable[[], object], *, times: int, pause_s: float = 0.0) -> float:
+    """The median of the seconds that `call` takes, after one call to warm up, with a pause before each call."""
+    call()
     spent = []
     for _ in range(times):
+        time.sleep(pause_s)
         start = time.perf_counter()
         call()
         spent.append(time.perf_counter() - start)

@@ -165,8 +165,7 @@ def _links(costs: Costs, p: Placement) -> tuple[float, float]:
     """Seconds on the links: of the segments of a batch, and of one version for all processes that load it."""
     if p.network is None:
         return 0.0, 0.0
-    per_node = p.network.actors_per_node if p.network.fan_out == "node" else 1
-    readers = p.servers if p.inference != "inline" else -(-p.actors // per_node)
+    readers = p.servers if p.inference != "inline" else -(-p.actors // p.network.actors_per_host)
     sample = p.batch_segments / p.trainers * costs.segment_bytes / p.network.bytes_per_s
     return sample, readers * costs.param_bytes / p.network.bytes_per_s
 
@@ -195,16 +194,18 @@ def _prediction(
     lag, longest = p.staleness.lag, max(parts, key=lambda k: parts[k])
     names = {"make": "actors" if p.inference == "inline" else "actors and their round trips", "train": "trainer"}
     names |= {"cores": "cores", "sample": "sample path", "param": "parameter path"}
-    if p.inference != "inline" and longest == "make" and _servers_full(costs, p):
-        names["make"] = "policy workers"
+    if p.inference != "inline" and longest == "make":
+        full = _served(costs, p.actors * p.num_env_groups / p.servers) > 0.8 * step_cycle(costs, p)
+        names["make"] = "policy workers" if full else names["make"]
     segments = batch or p.batch_segments
-    busy = {"actors": segments * costs.num_steps * _busy_step(costs, p) / cycle / p.actors, "trainers": parts["train"] / cycle}
+    step_s = costs.step(costs.rows) + (costs.infer(costs.rows) if p.inference == "inline" else costs.message_s)
+    busy = {"actors": segments * costs.num_steps * step_s / cycle / p.actors, "trainers": parts["train"] / cycle}
     behind = 0.0
     if p.staleness.mode == "one_step":
         behind = 1.0
     elif lag:  # a segment takes `segment` seconds to fill; if the trainer is the bottleneck, it also waits in a full queue
-        full = longest == "train" and p.inference != "central"
-        behind = float(lag) if full else min(float(lag), segment / cycle)
+        waits = longest == "train" and p.inference != "central"
+        behind = float(lag) if waits else min(float(lag), segment / cycle)
     return Prediction(
         placement=p,
         units_per_s=segments * costs.segment_units / cycle,
@@ -215,13 +216,3 @@ def _prediction(
         staleness=behind,
         max_staleness=lag,
     )
-
-
-def _busy_step(costs: Costs, p: Placement) -> float:
-    own = costs.infer(costs.rows) if p.inference == "inline" else costs.message_s
-    return costs.step(costs.rows) + own
-
-
-def _servers_full(costs: Costs, p: Placement) -> bool:
-    """Whether policy workers are busy for nearly all of the time."""
-    return _served(costs, p.actors * p.num_env_groups / p.servers) > 0.8 * step_cycle(costs, p)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.config import override
 from runnel.core.errors import ConfigError
 from runnel.flow.staleness import StalenessConfig
@@ -21,9 +22,9 @@ NUM_ENV_GROUPS = (1, 2, 4, 8, 16, 32)
 class NodeKind:
     """A number of equal nodes."""
 
-    nodes: int = 1
-    cores: int = 2
-    gpus: int = 0
+    nodes: int = bounded(1, at_least=1)
+    cores: int = bounded(2, at_least=1)
+    gpus: int = bounded(0, at_least=0)
 
 
 @dataclass(frozen=True)
@@ -65,18 +66,12 @@ class Cluster:
 
     def check(self) -> None:
         for kind in self.kinds:
-            for name in ("nodes", "cores"):
-                if getattr(kind, name) < 1:
-                    raise ConfigError(name, getattr(kind, name), "use at least 1")
-            if kind.gpus < 0:
-                raise ConfigError("gpus", kind.gpus, "use 0 or more")
-        if self.network.gbps <= 0:
-            raise ConfigError("network-gbps", self.network.gbps, "use a bandwidth above 0")
+            check_bounds(kind)
+        check_bounds(self.network, "network.")
 
 
 def on_accelerators(costs: Costs, speedup: float) -> Costs:
-    """The costs with inference and updates `speedup` times as fast. This is a guess, until they are measured on
-    accelerators."""
+    """The costs with inference and updates `speedup` times as fast. The speedup is a guess of the user's."""
     if speedup <= 0:
         raise ConfigError("gpu-speedup", speedup, "use a number above 0")
     serve, update = (LinearCost(x.base / speedup, x.per_row / speedup) for x in (costs.serve, costs.update))
@@ -151,7 +146,7 @@ def actor_counts(cores: int, trainers: int) -> list[int]:
 
 
 def search(costs: Costs, cluster: Cluster, staleness: StalenessConfig) -> list[Prediction]:
-    """The predictions of all placements, the fastest first. Of equally fast ones, that with fewer workers comes first.
+    """The predictions of all placements, the fastest first. Of placements of equal speed, those with fewer workers come first.
 
     >>> best = search(Costs(), Cluster((NodeKind(2, 64, 1),)), StalenessConfig(mode="window"))[0]
     >>> best.placement.inference, best.placement.trainers

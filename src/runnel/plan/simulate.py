@@ -163,8 +163,8 @@ class _Simulation:
             update_s=costs.update(c.batch * costs.segment_units) + costs.publish_s + costs.copy_s,
             reduce_s=reduce_seconds(n, costs.param_bytes, c.network),
             until=c.updates,
+            on_update=self._note,
         )
-        self.trainers.on_update = self._note
         self._first = max(1, c.updates // 4)
         self._start: tuple[float, dict[str, float]] = (0.0, {})
 
@@ -210,16 +210,15 @@ class _Simulation:
         c, costs = self.config, self.costs
         trainer, writer = index % c.trainers, index // c.trainers
         rng = make_rng(c.seed, "simulate", index)
-        stream, block = self.streams[trainer], 32
+        stream = self.streams[trainer]
         if c.inference == "inline":
             host = self.hosts[index // c.network.actors_per_host]
-            noise = draws(rng, c.jitter, costs.num_steps, block)
+            noise = draws(rng, c.jitter, costs.num_steps)
             return InlineActor(self.agenda, writer, stream=stream, host=host, costs=costs, noise=noise)
         mine = list(range(trainer, len(self.servers), c.trainers)) or list(range(len(self.servers)))
         server = self.servers[mine[writer % len(mine)]]
-        noise = draws(rng, c.jitter, 1.0, block)
-        groups = c.num_env_groups
-        return RemoteActor(self.agenda, writer, stream=stream, server=server, costs=costs, noise=noise, num_env_groups=groups)
+        noise, num = draws(rng, c.jitter, 1.0), c.num_env_groups
+        return RemoteActor(self.agenda, writer, stream=stream, server=server, costs=costs, noise=noise, num_env_groups=num)
 
     # --------------------------------------------------------------------------------------------------------- running
     def run(self) -> SimResult:
@@ -229,7 +228,7 @@ class _Simulation:
             actor.start()
         while self.trainers.version < self.config.updates:
             if not self.agenda.step():
-                waiting = sum(s.num_waiting for s in self.streams)
+                waiting = sum(len(s.waiting) for s in self.streams)
                 raise DeadlockError(f"nothing can move at version {self.trainers.version}: {waiting} env groups wait for room")
         return self._result(time.perf_counter() - began)
 
@@ -243,16 +242,15 @@ class _Simulation:
 
     def _busy(self) -> dict[str, float]:
         """The mean busy seconds of each kind."""
-        own = [s._device for s in self.servers]
         found = {
             "actors": _mean([a.busy_s for a in self.actors]),
             "trainers": _mean([sum(d.busy_s.values()) for d in self.devices]),
             "sample": _mean([link.busy_s for link in self.inward]),
             "param": self.outward[0].busy_s,
         }
-        if own:
-            found["servers"] = _mean([sum(d.busy_s.values()) for d in own])
-            found["request"] = _mean([s._inward.busy_s for s in self.servers])
+        if self.servers:
+            found["servers"] = _mean([sum(s.device.busy_s.values()) for s in self.servers])
+            found["request"] = _mean([s.inward.busy_s for s in self.servers])
         return found
 
     def _result(self, wall_s: float) -> SimResult:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat
 
 import numpy as np
 
@@ -16,16 +19,18 @@ from runnel.flow.slots import SlotTable, TableReader, TableWriter
 from runnel.plan.costs import Costs
 from runnel.plan.events import Agenda, Device, SimulatedLink
 
+BLOCK = 32
+"""Random numbers that are drawn at once: one call for each is slow, and many of them for 10,000 actors fill the memory."""
 
-def draws(rng: np.random.Generator, jitter: float, num_steps: float, block: int = 4096) -> Iterator[float]:
+
+def draws(rng: np.random.Generator, jitter: float, num_steps: float) -> Iterator[float]:
     """Endless random durations of `num_steps` steps, relative to their mean: a sum of Gamma variables of deviation `jitter`
     each."""
+    if jitter <= 0:
+        yield from repeat(1.0)
+    shape = num_steps / jitter**2
     while True:
-        if jitter <= 0:
-            yield from [1.0] * block
-        else:
-            shape = num_steps / jitter**2
-            yield from (rng.standard_gamma(shape, block) / shape).tolist()
+        yield from (rng.standard_gamma(shape, BLOCK) / shape).tolist()
 
 
 class SimulatedHost:
@@ -86,8 +91,9 @@ class Stream:
     def __init__(self, agenda: Agenda, table: SlotTable, link: SimulatedLink, costs: Costs) -> None:
         self._agenda, self.table, self._link, self._costs = agenda, table, link, costs
         self.reader = TableReader(table, table.spec.readers[0])
-        self._writers: dict[int, TableWriter] = {}
-        self._waiting: deque[tuple[int, Callable[[Slot], None]]] = deque()
+        self._writers = [TableWriter(table, writer) for writer in range(table.spec.num_writers)]
+        self.waiting: deque[tuple[int, Callable[[Slot], None]]] = deque()
+        """Writers that wait for room, with the calls that are due when they get it."""
         self.finished = 0
         """Segments that are committed, and neither taken nor dropped yet."""
         self._in_order: Counter[int] = Counter()
@@ -98,31 +104,24 @@ class Stream:
 
     def reserve(self, writer: int, call: Callable[[Slot], None]) -> None:
         """Call `call` with a slot as soon as the admission rule allows one."""
-        slot = None if self._waiting else self._writer(writer).reserve()  # first come, first served
+        slot = None if self.waiting else self._writers[writer].reserve()  # first come, first served
         if slot is None:
-            self._waiting.append((writer, call))
+            self.waiting.append((writer, call))
         else:
             call(slot)
-
-    def _writer(self, writer: int) -> TableWriter:
-        if writer not in self._writers:
-            self._writers[writer] = TableWriter(self.table, writer)
-        return self._writers[writer]
 
     def retry(self) -> None:
         """There may be room again: try to reserve for those that wait, in order. A window refuses all of them alike, so the
         first refusal ends the round; an exact rule may admit a later one."""
-        exact, left = self.table.policy.exact, len(self._waiting)
-        while left:
-            left -= 1
-            writer, call = self._waiting.popleft()
-            slot = self._writer(writer).reserve()
+        for _ in range(len(self.waiting)):
+            writer, call = self.waiting.popleft()
+            slot = self._writers[writer].reserve()
             if slot is not None:
                 call(slot)
-            elif exact:
-                self._waiting.append((writer, call))
+            elif self.table.policy.exact:
+                self.waiting.append((writer, call))
             else:
-                self._waiting.appendleft((writer, call))
+                self.waiting.appendleft((writer, call))
                 return
 
     def send(self, slot: Slot) -> None:
@@ -130,14 +129,14 @@ class Stream:
         self._agenda.at(self._link.send(self._costs.segment_bytes), self._commit, slot)
 
     def _commit(self, slot: Slot) -> None:
-        self._writer(slot.header.writer).commit(slot, num_steps=round(self._costs.segment_units))
+        self._writers[slot.header.writer].commit(slot, num_steps=round(self._costs.segment_units))
         self.finished += 1
         self._in_order[slot.header.sequence // self.table.spec.batch_segments] += 1
         self.on_commit()
 
     def take(self) -> list[Segment]:
-        """The next batch, or nothing if it is not complete. The table looks at all slots, so it is asked only if it may have
-        one."""
+        """The next batch, or nothing if it is not complete. The table looks at all slots, so it is called only if it may have
+        a batch."""
         batch = self.table.spec.batch_segments
         have = self._in_order[self._num_batches] if self.table.policy.exact else self.finished
         segments = self.reader.take(batch) if have >= batch else []
@@ -149,23 +148,12 @@ class Stream:
             self.retry()
         return segments
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
 
 class InlineActor:
     """Plays a segment as one event: environments and policy share a core, so several env groups would change nothing."""
 
     def __init__(
-        self,
-        agenda: Agenda,
-        writer: int,
-        *,
-        stream: Stream,
-        host: SimulatedHost,
-        costs: Costs,
-        noise: Iterator[float],
+        self, agenda: Agenda, writer: int, *, stream: Stream, host: SimulatedHost, costs: Costs, noise: Iterator[float]
     ) -> None:
         self._agenda, self._writer, self._stream, self._host, self._noise = agenda, writer, stream, host, noise
         self._seconds = costs.num_steps * (costs.step(costs.rows) + costs.infer(costs.rows))
@@ -189,50 +177,46 @@ class InlineActor:
         self.start()
 
 
+@dataclass(slots=True)
 class SimulatedEnvGroup:
     """One env group of an actor, with the segment that it fills."""
 
-    __slots__ = ("actor", "left", "slot")
-
-    def __init__(self, actor: RemoteActor) -> None:
-        self.actor = actor
-        self.slot: Slot | None = None
-        self.left = 0
+    actor: RemoteActor
+    slot: Slot | None = None
+    left: int = 0
+    """Steps that the segment still needs."""
 
 
+@dataclass(eq=False)
 class RemoteActor:
     """Steps an env group that has its reply, then asks the server for that group's next action."""
 
-    def __init__(
-        self,
-        agenda: Agenda,
-        writer: int,
-        *,
-        stream: Stream,
-        server: SimulatedServer,
-        costs: Costs,
-        noise: Iterator[float],
-        num_env_groups: int,
-    ) -> None:
-        self._agenda, self._writer, self._stream, self._server, self._noise = agenda, writer, stream, server, noise
-        self._num_steps = round(costs.num_steps)
-        self._seconds = costs.step(costs.rows) + costs.message_s
-        self._ready: deque[SimulatedEnvGroup] = deque()
-        self._working = False
-        self._groups = [SimulatedEnvGroup(self) for _ in range(num_env_groups)]
-        self.busy_s = 0.0
+    agenda: Agenda
+    writer: int
+    stream: Stream
+    server: SimulatedServer
+    costs: Costs
+    noise: Iterator[float]
+    num_env_groups: int
+    busy_s: float = 0.0
+    _ready: deque[SimulatedEnvGroup] = field(default_factory=deque)
+    _working: bool = False
+
+    def __post_init__(self) -> None:
+        self._num_steps = round(self.costs.num_steps)
+        self._seconds = self.costs.step(self.costs.rows) + self.costs.message_s
 
     def start(self) -> None:
-        for group in self._groups:
-            self._reserve(group)
+        for _ in range(self.num_env_groups):
+            self._reserve(SimulatedEnvGroup(self))
 
     def _reserve(self, group: SimulatedEnvGroup) -> None:
         def opened(slot: Slot) -> None:
             slot.header.version_min = -1
             group.slot, group.left = slot, self._num_steps
-            self._server.ask(group)
+            self.server.ask(group)
 
-        self._stream.reserve(self._writer, opened)
+        self.stream.reserve(self.writer, opened)
 
     def reply(self, group: SimulatedEnvGroup) -> None:
         self._ready.append(group)
@@ -242,69 +226,62 @@ class RemoteActor:
     def _step(self) -> None:
         self._working = bool(self._ready)
         if self._ready:
-            seconds = self._seconds * next(self._noise)
+            seconds = self._seconds * next(self.noise)
             self.busy_s += seconds
-            self._agenda.at(self._agenda.time + seconds, self._stepped, self._ready.popleft())
+            self.agenda.at(self.agenda.time + seconds, self._stepped, self._ready.popleft())
 
     def _stepped(self, group: SimulatedEnvGroup) -> None:
         group.left -= 1
         if group.left:
-            self._server.ask(group)
+            self.server.ask(group)
         else:
             assert group.slot is not None
-            self._stream.send(group.slot)
+            self.stream.send(group.slot)
             group.slot = None
             self._reserve(group)
         self._step()
 
 
+@dataclass(eq=False)
 class SimulatedServer:
     """A policy worker: each batch holds the requests that arrived since the last one. A request that names a version waits for
     it."""
 
-    def __init__(
-        self,
-        agenda: Agenda,
-        *,
-        device: Device,
-        host: SimulatedHost,
-        inward: SimulatedLink,
-        outward: SimulatedLink,
-        costs: Costs,
-    ) -> None:
-        self._agenda, self._device, self.host, self._costs = agenda, device, host, costs
-        self._inward, self._outward = inward, outward
-        self._queue: deque[tuple[float, SimulatedEnvGroup]] = deque()
-        self._awake = False
-        self.num_batches = 0
-        self.num_requests = 0
+    agenda: Agenda
+    device: Device
+    host: SimulatedHost
+    inward: SimulatedLink
+    outward: SimulatedLink
+    costs: Costs
+    num_batches: int = 0
+    num_requests: int = 0
+    _queue: deque[tuple[float, SimulatedEnvGroup]] = field(default_factory=deque)
+    """Requests with the time of their arrival."""
+    _awake: bool = False
 
     def ask(self, group: SimulatedEnvGroup) -> None:
         assert group.slot is not None
-        arrival = self._inward.send(self._costs.request_bytes)
+        arrival = self.inward.send(self.costs.request_bytes)
         need = group.slot.header.required_version
-        if self.host.version >= max(need, 0):
-            self._enter(arrival, group)
-        else:
-            self.host.when(need, lambda: self._enter(max(arrival, self._agenda.time), group))
+        self.host.when(need, lambda: self._enter(max(arrival, self.agenda.time), group))
 
     def _enter(self, arrival: float, group: SimulatedEnvGroup) -> None:
         self._queue.append((arrival, group))
         if not self._awake:
             self._awake = True
-            self._agenda.at(arrival, self._serve)
+            self.agenda.at(arrival, self._serve)
 
     def _serve(self) -> None:
         batch: list[SimulatedEnvGroup] = []
-        while self._queue and self._queue[0][0] <= self._agenda.time:
+        while self._queue and self._queue[0][0] <= self.agenda.time:
             batch.append(self._queue.popleft()[1])
         if batch:
             self.num_batches += 1
             self.num_requests += len(batch)
-            seconds = self._costs.serve(len(batch) * self._costs.rows) + len(batch) * self._costs.respond_s
-            self._device.use("serve", seconds, self._reply, batch, self.host.version)
+            seconds = self.costs.serve(len(batch) * self.costs.rows) + len(batch) * self.costs.respond_s
+            self.device.use("serve", seconds, partial(self._reply, batch, self.host.version))
         elif self._queue:
-            self._agenda.at(self._queue[0][0], self._serve)
+            self.agenda.at(self._queue[0][0], self._serve)
         else:
             self._awake = False
 
@@ -316,7 +293,7 @@ class SimulatedServer:
             header.version_max = made
             if header.version_min < 0:
                 header.version_min = made
-        self._agenda.at(self._outward.send(len(batch) * self._costs.reply_bytes), self._deliver, batch)
+        self.agenda.at(self.outward.send(len(batch) * self.costs.reply_bytes), self._deliver, batch)
         self._serve()
 
     def _deliver(self, batch: list[SimulatedEnvGroup]) -> None:
@@ -324,40 +301,37 @@ class SimulatedServer:
             group.actor.reply(group)
 
 
+@dataclass(eq=False)
 class Trainers:
     """Data-parallel trainers: each takes its part of the batch from its own stream. An update ends for all of them at once."""
 
-    def __init__(
-        self,
-        agenda: Agenda,
-        streams: Sequence[Stream],
-        *,
-        devices: Sequence[Device],
-        broadcast: Broadcast,
-        update_s: float,
-        reduce_s: float,
-        until: int,
-    ) -> None:
-        self._agenda, self._streams, self._devices, self._broadcast = agenda, streams, devices, broadcast
-        self._update_s, self._reduce_s, self._until = update_s, reduce_s, until
-        self._batches: dict[int, list[Segment]] = {}
-        """The batch that each trainer works on now."""
-        self._ready = 0
-        self.version = 0
-        self.staleness: Counter[int] = Counter()
-        self.queued: list[int] = []
-        self.on_update: Callable[[int], None] = lambda version: None
-        for i, stream in enumerate(streams):
-            stream.on_commit = lambda i=i: self._take(i)  # type: ignore[misc]
+    agenda: Agenda
+    streams: Sequence[Stream]
+    devices: Sequence[Device]
+    broadcast: Broadcast
+    update_s: float
+    reduce_s: float
+    until: int
+    on_update: Callable[[int], None]
+    version: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
+    queued: list[int] = field(default_factory=list)
+    _batches: dict[int, list[Segment]] = field(default_factory=dict)
+    """The batch that each trainer works on now."""
+    _ready: int = 0
+
+    def __post_init__(self) -> None:
+        for i, stream in enumerate(self.streams):
+            stream.on_commit = partial(self._take, i)
 
     def start(self) -> None:
-        self._broadcast.publish(0)
-        for stream in self._streams:
+        self.broadcast.publish(0)
+        for stream in self.streams:
             stream.reader.advance(0)
 
     def _take(self, index: int) -> None:
-        stream = self._streams[index]
-        if index in self._batches or self.version >= self._until:
+        stream = self.streams[index]
+        if index in self._batches or self.version >= self.until:
             return
         queued = stream.finished
         segments = stream.take()
@@ -366,21 +340,21 @@ class Trainers:
         self.queued.append(queued)
         self._batches[index] = segments
         self.staleness.update(self.version - s.header.version_min for s in segments)
-        self._devices[index].use("update", self._update_s, self._updated)
+        self.devices[index].use("update", self.update_s, self._updated)
 
     def _updated(self) -> None:
         self._ready += 1  # the last one to finish starts the all-reduce of all
-        if self._ready == len(self._streams):
-            self._agenda.at(self._agenda.time + self._reduce_s, self._advance)
+        if self._ready == len(self.streams):
+            self.agenda.at(self.agenda.time + self.reduce_s, self._advance)
 
     def _advance(self) -> None:
         self._ready, self.version = 0, self.version + 1
-        self._broadcast.publish(self.version)
+        self.broadcast.publish(self.version)
         batches, self._batches = self._batches, {}
-        for index, stream in enumerate(self._streams):
+        for index, stream in enumerate(self.streams):
             stream.reader.release(batches[index])
             stream.reader.advance(self.version)
         self.on_update(self.version)
-        for index, stream in enumerate(self._streams):
+        for index, stream in enumerate(self.streams):
             stream.retry()
             self._take(index)

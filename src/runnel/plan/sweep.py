@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 from runnel.core.config import override
@@ -78,23 +80,15 @@ def sweep_points(config: SimConfig, costs: Costs, sweeps: Sequence[str]) -> list
 
 
 def _as_setting(value: str) -> int | float | str:
-    try:
-        return int(value)
-    except ValueError:
-        pass
-    try:
-        return float(value)
-    except ValueError:
-        return value
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(value)
+    return value
 
 
-def run_sweep(points: Sequence[SweepPoint], *, progress: Callable[[SweepPoint, int], None] | None = None) -> list[SimResult]:
-    """Simulate every point."""
-    results = []
-    for point in points:
-        tell = None if progress is None else (lambda version, point=point: progress(point, version))
-        results.append(simulate(point.config, point.costs, progress=tell))
-    return results
+def run_sweep(points: Sequence[SweepPoint], *, progress: Callable[[SweepPoint, int], None]) -> list[SimResult]:
+    """Simulate every point. `progress` is called with the point and the version after each update."""
+    return [simulate(point.config, point.costs, progress=partial(progress, point)) for point in points]
 
 
 def bottleneck(result: SimResult) -> str:
@@ -116,8 +110,5 @@ def plot(points: Sequence[SweepPoint], results: Sequence[SimResult], path: str |
     for point, result in zip(points, results, strict=True):
         label = ", ".join(f"{k} {v}" if k != "inference" else v for k, v in point.setting.items() if k != x_name)
         lines.setdefault(label or "steps/s", []).append((_number(x_name, point.setting[x_name]), result.steps_per_s))
-    series = [
-        Series(label, [x for x, _ in line], [y for _, y in line], marks=True, color=i % 6)
-        for i, (label, line) in enumerate(lines.items())
-    ]
+    series = [Series(label, [x for x, _ in line], [y for _, y in line], marks=True) for label, line in lines.items()]
     curve_svg(series, path, title=title or "A simulated cluster", x_label=x_name, y_label="steps per second")

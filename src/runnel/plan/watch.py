@@ -1,29 +1,20 @@
-"""Wraps the ends of streams for a measurement: they pass everything on, and keep times, rows and the last batch."""
+"""Measures the ends of streams: a client and a reader that work as usual, and keep times, rows and the last batch."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 
-from runnel.core.contracts.inference import Reply, RowPolicy
 from runnel.core.records import Batch, Segment
-from runnel.core.state import State
-from runnel.flow.params import Kept
+from runnel.flow.inference.inline import InlineClient
 from runnel.flow.slots import TableReader
-from runnel.flow.workers.actor import SavedClient
-from runnel.track.folder import Row
 
 
-def num_bytes(batch: Batch) -> int:
-    """The bytes of all tensors in a batch."""
-    return sum(x.numel() * x.element_size() for x in batch.values())
+class TimedClient(InlineClient):
+    """An inline client that takes over the inferencer of another one, and times it."""
 
-
-class TimedClient:
-    """An inference client that times another one."""
-
-    def __init__(self, inner: SavedClient) -> None:
-        self.inner = inner
+    def __init__(self, client: InlineClient) -> None:
+        super().__init__(client._inferencer, client._subscriber)
         self.sample: Batch | None = None
         """The rows of one request."""
         self.forget()
@@ -33,86 +24,53 @@ class TimedClient:
         self.calls, self.infer_s, self.infer_cpu, self.load_s = 0, 0.0, 0.0, 0.0
         self.loads = 0
         self.points: list[tuple[float, float]] = []
-        """Of an engine: how many completions it decodes together, and the seconds of one such step."""
-
-    @property
-    def version(self) -> int:
-        return self.inner.version
-
-    @version.setter
-    def version(self, version: int) -> None:
-        self.inner.version = version
+        """For a language model: the number of completions that it decodes together, and the seconds of one such step."""
 
     def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int:
         wall, cpu = time.perf_counter(), time.process_time()
-        ticket = self.inner.submit(rows, version=version, affinity=affinity)
-        self._add(wall, cpu)
-        self.calls += int(self.inner.pending() == 0)
-        if self.sample is None:
-            self.sample = rows.map(lambda x: x.clone())
+        ticket = super().submit(rows, version=version, affinity=affinity)
+        self._add(wall, cpu, rows)
+        self.calls += int(self.pending() == 0)
         return ticket
 
     def poll(self) -> int:
-        pending = self.inner.pending()
+        pending = self.pending()
         wall, cpu = time.perf_counter(), time.process_time()
-        done = self.inner.poll()
+        done = super().poll()
         if pending:
             self.points.append((float(pending), self._add(wall, cpu)))
             self.calls += 1
         return done
 
     def local(self) -> Callable[[Batch], Batch] | None:
-        direct = self.inner.local()
+        direct = super().local()
         if direct is None:
             return None
 
         def timed(rows: Batch) -> Batch:
             wall, cpu = time.perf_counter(), time.process_time()
             reply = direct(rows)
-            self._add(wall, cpu)
+            self._add(wall, cpu, rows)
             self.calls += 1
-            if self.sample is None:
-                self.sample = rows.map(lambda x: x.clone())
             return reply
 
         return timed
 
-    def _add(self, wall: float, cpu: float) -> float:
+    def _add(self, wall: float, cpu: float, rows: Batch | None = None) -> float:
+        """Add the time since `wall` and `cpu` to inference. The first `rows` are kept as the sample."""
         spent = time.perf_counter() - wall
         self.infer_s += spent
         self.infer_cpu += time.process_time() - cpu
+        if self.sample is None and rows is not None:
+            self.sample = rows.map(lambda x: x.clone())
         return spent
 
     def sync(self, version: int = -1) -> bool:
-        start, before = time.perf_counter(), self.inner.version
-        done = self.inner.sync(version)
+        start, before = time.perf_counter(), self.version
+        done = super().sync(version)
         self.load_s += time.perf_counter() - start
-        self.loads += int(self.inner.version != before)
+        self.loads += int(self.version != before)
         return done
-
-    def row_policy(self) -> RowPolicy | None:
-        return self.inner.row_policy()
-
-    def ready(self, ticket: int) -> Reply | None:
-        return self.inner.ready(ticket)
-
-    def abort(self, tickets: Sequence[int]) -> None:
-        self.inner.abort(tickets)
-
-    def pending(self) -> int:
-        return self.inner.pending()
-
-    def events(self) -> list[Row]:
-        return self.inner.events()
-
-    def snapshot(self, kept: Kept | None = None) -> State:
-        return self.inner.snapshot(kept)
-
-    def restore(self, state: State) -> None:
-        self.inner.restore(state)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 class KeepingReader(TableReader):

@@ -15,7 +15,7 @@ def accounting(runs: Sequence[History]) -> str:
     rows = []
     for run in runs:
         where = [] if len(runs) == 1 else [text(run.name)]
-        rows += [[*where, text(name), *_accounting_cells(counts)] for name, counts in _streams(run).items()]
+        rows += [[*where, text(name), *_accounting_cells(counts)] for name, counts in accounts_in(run.streams()).items()]
     if not rows:
         return ""
     first = ["stream"] if len(runs) == 1 else ["run", "stream"]
@@ -23,12 +23,13 @@ def accounting(runs: Sequence[History]) -> str:
     return table(head, rows, numbers=range(len(first), len(head) - 1))
 
 
-def _streams(run: History) -> dict[str, Accounting]:
-    return {str(name): read_account(found) for name, found in run.streams().items() if isinstance(found, Mapping)}
+def accounts_in(streams: Mapping[str, object]) -> dict[str, Accounting]:
+    """The account of each stream in a row of metrics.jsonl."""
+    return {str(name): _read_account(found) for name, found in streams.items() if isinstance(found, Mapping)}
 
 
-def read_account(found: Mapping[str, object]) -> Accounting:
-    """The account of one stream in a row of metrics.jsonl. Whatever is no number there counts as 0."""
+def _read_account(found: Mapping[str, object]) -> Accounting:
+    """One account. Anything that is not a number counts as 0."""
 
     def number(key: str) -> int:
         value = found.get(key)
@@ -49,7 +50,7 @@ def imbalances(run: History) -> list[str]:
     """A sentence for each stream whose rows do not add up."""
     return [
         f"stream {name} does not add up: {counts.balance:,} rows are unaccounted for"
-        for name, counts in _streams(run).items()
+        for name, counts in accounts_in(run.streams()).items()
         if counts.balance != 0
     ]
 
@@ -78,18 +79,8 @@ def accounting_table(runs: Sequence[History]) -> Table:
     """The same table as numbers, for a CSV file."""
     rows: list[list[Cell]] = []
     for run in runs:
-        for name, c in _streams(run).items():
+        for name, c in accounts_in(run.streams()).items():
             lost = [sum(c.dropped.values()), sum(c.cancelled.values())]
             rows.append([run.name, name, c.dispatched, c.consumed, *lost, c.in_flight, c.steps, c.balance])
-    head = [
-        "run",
-        "stream",
-        "dispatched",
-        "consumed",
-        "dropped",
-        "cancelled",
-        "in flight",
-        "steps or tokens",
-        "unaccounted for",
-    ]
-    return Table("accounting", "Sample accounting", head, rows)
+    counts = ["dispatched", "consumed", "dropped", "cancelled", "in flight", "steps or tokens", "unaccounted for"]
+    return Table("accounting", "Sample accounting", ["run", "stream", *counts], rows)

@@ -1,4 +1,4 @@
-"""Checks whether compared groups had the same budget: a method that trained longer should be better."""
+"""Checks whether compared groups had the same budget: otherwise the method that trained longer has an advantage."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from runnel.track.history import History, is_number
 
 UNITS = {"total_steps": "steps", "total_updates": "updates", "total_tokens": "tokens"}
+COUNTS = (("steps", "environment steps"), ("tokens", "tokens"), ("version", "updates"))
+"""What the rows of a run count, with words for it."""
 NEAR = 1.05
 """Budgets whose ratio is below this count as the same: a run rounds its budget up to whole updates."""
 Budget = tuple[float, str]
@@ -58,8 +60,5 @@ def _amount(budgets: Sequence[Budget]) -> str:
     low, high = min(budgets), max(budgets)
     if low == high:
         return f"{low[0]:,.0f} {low[1]}"
-    return (
-        f"{low[0]:,.0f} to {high[0]:,.0f} {high[1]}"
-        if low[1] == high[1]
-        else f"{low[0]:,.0f} {low[1]} or {high[0]:,.0f} {high[1]}"
-    )
+    between = "to" if low[1] == high[1] else f"{low[1]} or"
+    return f"{low[0]:,.0f} {between} {high[0]:,.0f} {high[1]}"

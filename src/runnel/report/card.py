@@ -7,7 +7,7 @@ escaped.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from runnel.core.config import differences
@@ -16,34 +16,32 @@ from runnel.core.resolve import own_name
 from runnel.eval.aggregates import Interval, over_seeds
 from runnel.eval.reference import CLASSIC
 from runnel.eval.statistics import bootstrap_interval, few_seeds, iqm, summarise
-from runnel.report.collect import is_run, method, seed_of, task_of
+from runnel.report.budgets import COUNTS
+from runnel.report.collect import method, seed_of, setting_of, task_of
 from runnel.report.markdown import fence, md, md_table
 from runnel.report.tables import Cell, Table
 from runnel.report.tuning import is_trial
 from runnel.report.verdicts import score_of
 from runnel.track.evals import read_evals
-from runnel.track.files import replace_file
+from runnel.track.files import replace_file, writing
 from runnel.track.folder import Row, RunFolder, Settings
-from runnel.track.history import History, is_number, load_history
+from runnel.track.history import History, as_table, is_number, load_history, tags_in
 from runnel.track.numbers import seconds, short
 from runnel.track.status import has_ended
 
 FEW_EPISODES = 100
 """An evaluation on fewer episodes is named as a limit."""
 PER_RUN = ("seed", "out", "name", "tags", "track", "sinks", "log_every")
+_MISSING = object()
 
 
 def write_card(run: Path | str, defaults: Settings, out: Path | str | None = None) -> Path:
     """Write the card of a run and return its path. `defaults` are the recipe's own settings; the card shows what differs."""
     history = load_history(run)
     target = Path(out) if out is not None else Path(run) / "README.md"
-    try:
+    with writing(target, "the card"):
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, card(history, defaults).encode(errors="replace"))
-    except OSError as error:
-        raise ConfigError(
-            "out", str(target), f"the card cannot be written there ({error.strerror}); give another path"
-        ) from error
     return target
 
 
@@ -51,7 +49,7 @@ def card(run: History, defaults: Settings) -> str:
     """The card as text."""
     row = best_evidence(run)
     recipe, task = own_name(str(run.info.get("recipe", ""))), task_of(run)
-    trained = " and ".join(f"{run.last[k]:,} {unit}" for k, unit in _SPENT if is_number(run.last.get(k)) and run.last[k])
+    trained = " and ".join(f"{run.last[k]:,} {unit}" for k, unit in COUNTS if is_number(run.last.get(k)) and run.last[k])
     return "\n".join(
         [
             _front_matter(run, row),
@@ -73,9 +71,6 @@ def card(run: History, defaults: Settings) -> str:
     )
 
 
-_SPENT = (("steps", "environment steps"), ("tokens", "tokens"), ("version", "updates"))
-
-
 def best_evidence(run: History) -> Row:
     """The row that the card's numbers come from: the last `runnel eval`, which plays fresh episodes, or else the last
     evaluation during training."""
@@ -86,22 +81,17 @@ def best_evidence(run: History) -> Row:
         return {**sound[-1], "source": f"`runnel eval`, on {fresh}", "num": len(sound[-1]["returns"])}
     if run.evals and is_number(run.evals[-1].get("mean")):
         returns = run.evals[-1].get("returns")
-        return {
-            **run.evals[-1],
-            "returns": returns if isinstance(returns, list) else [],
-            "source": "the last evaluation during training",
-        }
+        returns = returns if isinstance(returns, list) else []
+        return {**run.evals[-1], "returns": returns, "source": "the last evaluation during training"}
     return {}
 
 
 def limits(run: History, row: Row) -> list[str]:
     """Sentences that a reader must know before using the policy."""
     others = same_method(run)
-    found = []
+    found = ["One seed only. Another seed may do much better or worse; the interval covers episodes, not seeds."]
     if others:
-        found.append(f"One of {len(others) + 1} seeds; the interval of the mean below covers episodes of this one policy only.")
-    else:
-        found.append("One seed only. Another seed may do much better or worse; the interval covers episodes, not seeds.")
+        found = [f"One of {len(others) + 1} seeds; the interval of the mean below covers episodes of this one policy only."]
     if not row:
         found.append("It was never evaluated: nothing is known about how well it does.")
     elif is_number(row.get("num")) and row["num"] < FEW_EPISODES:
@@ -120,22 +110,19 @@ def limits(run: History, row: Row) -> list[str]:
     base = run.config.get("model")
     mind = f", and respect that of `{_code(base)}`, which it started from" if isinstance(base, str) and base else ""
     found.append(f"No licence is given: if you share it, add one (`license:` in the first lines){mind}.")
-    if _table(run.info.get("git")).get("dirty"):
+    if as_table(run.info.get("git")).get("dirty"):
         found.append("The code had uncommitted changes when it was trained.")
+    elsewhere = "Tested in the environment it was trained in, and nowhere else."
     if _is_language(run):
-        found.append(
-            "Trained for the reward of one task; what it writes elsewhere was not examined, for quality or for safety."
-        )
-    else:
-        found.append("Tested in the environment it was trained in, and nowhere else.")
-    return found
+        elsewhere = "Trained for the reward of one task; what it writes elsewhere was not examined, for quality or for safety."
+    return [*found, elsewhere]
 
 
 def same_method(run: History) -> list[History]:
     """Finished runs beside this one with the same settings, recipe and task, and other seeds."""
     found: dict[int | None, History] = {seed_of(run): run}
     for path in sorted(run.folder.path.resolve().parent.iterdir()):
-        if path != run.folder.path.resolve() and is_run(path) and _is_same(RunFolder(path), run):
+        if path != run.folder.path.resolve() and _is_same(RunFolder(path), run):
             other = load_history(path)
             if has_ended(other.end) and task_of(other) == task_of(run):
                 found.setdefault(seed_of(other), other)
@@ -143,7 +130,9 @@ def same_method(run: History) -> list[History]:
 
 
 def _is_same(folder: RunFolder, run: History) -> bool:
-    """Whether another folder holds the same method. It reads only the small files: metrics.jsonl may be long."""
+    """Whether another folder holds a run of the same method. It reads only the small files: metrics.jsonl may be long."""
+    if not folder.has_run():
+        return False
     try:
         config, info = folder.read_config(), folder.read_run_info()
     except ConfigError:
@@ -168,7 +157,7 @@ def loading_code(run: History) -> str:
         )
     more = f", kwargs={run.config['env_kwargs']!r}" if run.config.get("env_kwargs") else ""
     more += f", wrappers={run.config['wrappers']!r}" if run.config.get("wrappers") else ""
-    stack = _table(run.config.get("vector")).get("frame_stack")
+    stack = as_table(run.config.get("vector")).get("frame_stack")
     more += f", frame_stack={int(stack)}" if is_number(stack) and stack else ""
     return "\n".join([*lines, f"print(rl.evaluate(policy, {plain!r}, episodes=5{more}).returns)"])
 
@@ -190,13 +179,10 @@ def _results(run: History, row: Row) -> str:
         s, over = summarise(returns), f"{len(returns)} {_unit(run)}"
         rows.append(["mean return", Interval(s.mean, s.low, s.high), over])
         middle = Interval(s.iqm, *bootstrap_interval(returns, statistic=iqm))
-        rows += [
-            ["IQM of returns", middle, over],
-            ["median return", s.median, over],
-        ]
+        rows += [["IQM of returns", middle, over], ["median return", s.median, over]]
     else:
         rows.append(["mean return", float(row["mean"]), ""])
-    for name, p in _table(row.get("pass")).items():
+    for name, p in as_table(row.get("pass")).items():
         if isinstance(p, Mapping) and all(is_number(p.get(k)) for k in ("value", "low", "high", "prompts")):
             rows.append([str(name), Interval(p["value"], p["low"], p["high"]), f"{p['prompts']} prompts"])
     rows += _over_seeds(run)
@@ -216,7 +202,8 @@ def _over_seeds(run: History) -> list[list[Cell]]:
 def _settings(run: History, defaults: Settings) -> str:
     own = {k: v for k, v in run.config.items() if k not in PER_RUN}
     changed = differences({k: v for k, v in defaults.items() if k not in PER_RUN}, own) if defaults else {}
-    kept = {name: pair for name, pair in changed.items() if _has(own, name)}
+    # a later version of the recipe may have settings that the run does not
+    kept = {name: pair for name, pair in changed.items() if setting_of(own, name, _MISSING) is not _MISSING}
     rows: list[list[Cell]] = [[name, json.dumps(new), json.dumps(old)] for name, (old, new) in kept.items()]
     table = md_table(Table("settings", "", ["changed from the recipe", "value", "recipe's own"], rows))
     none = "All settings are the recipe's own.\n" if defaults else ""
@@ -224,26 +211,14 @@ def _settings(run: History, defaults: Settings) -> str:
     return f"{table or none}\n<details><summary>all settings</summary>\n\n{whole}\n</details>\n"
 
 
-def _has(config: Settings, name: str) -> bool:
-    """Whether a config has a setting at all: a later version of the recipe may have new ones."""
-    value: object = config
-    for part in name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return False
-        value = value[part]
-    return True
-
-
 def _origin(run: History) -> str:
-    git = _table(run.info.get("git"))
-    state = (
-        f"commit {git['commit']}{', with uncommitted changes' if git.get('dirty') else ''}" if git.get("commit") else "unknown"
-    )
-    versions = ", ".join(f"{k} {v}" for k, v in _table(run.info.get("versions")).items())
+    git = as_table(run.info.get("git"))
+    changes = ", with uncommitted changes" if git.get("dirty") else ""
+    state = f"commit {git['commit']}{changes}" if git.get("commit") else "unknown"
+    versions = ", ".join(f"{k} {v}" for k, v in as_table(run.info.get("versions")).items())
     items = {"code": state, "python": run.info.get("python"), "platform": run.info.get("platform"), "versions": versions}
-    return (
-        "\n".join(f"- {key}: {md(value)}" for key, value in {**items, "made": run.info.get("created")}.items() if value) + "\n"
-    )
+    items["made"] = run.info.get("created")
+    return "\n".join(f"- {key}: {md(value)}" for key, value in items.items() if value) + "\n"
 
 
 def _front_matter(run: History, row: Row) -> str:
@@ -251,7 +226,7 @@ def _front_matter(run: History, row: Row) -> str:
     task, language = task_of(run), _is_language(run)
     kind = "text-generation" if language else "reinforcement-learning"
     recipe = Path(str(run.info.get("recipe", ""))).stem
-    tags = list(dict.fromkeys(["reinforcement-learning", recipe, task, *_tags(run)]))
+    tags = list(dict.fromkeys(["reinforcement-learning", recipe, task, *tags_in(run.config)]))
     lines = ["---", "library_name: runnel", f"pipeline_tag: {kind}", f"tags: {json.dumps([t for t in tags if t])}"]
     metrics = _metrics(row)
     if metrics:
@@ -260,28 +235,15 @@ def _front_matter(run: History, row: Row) -> str:
     return "\n".join([*lines, "---", ""])
 
 
-def _tags(run: History) -> Sequence[str]:
-    tags = run.config.get("tags")
-    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
-
-
 def _metrics(row: Row) -> list[Row]:
-    if not row:
-        return []
+    shares = {name: as_table(share) for name, share in as_table(row.get("pass")).items()}
     found = [("mean_reward", row.get("mean"), row.get("low"), row.get("high"))]
-    found += [
-        (k, p.get("value"), p.get("low"), p.get("high")) for k, p in _table(row.get("pass")).items() if isinstance(p, Mapping)
-    ]
+    found += [(name, share.get("value"), share.get("low"), share.get("high")) for name, share in shares.items()]
     return [
         {"type": name, "name": f"{name}, 95 % interval {short(low)} to {short(high)}", "value": value, "verified": False}
         for name, value, low, high in found
         if is_number(value) and is_number(low) and is_number(high)
     ]
-
-
-def _table(value: object) -> Settings:
-    """A part of a file that should be a table; empty if it is not, since anyone may have written the file."""
-    return value if isinstance(value, Mapping) else {}
 
 
 def _code(text: str) -> str:

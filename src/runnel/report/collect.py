@@ -17,8 +17,8 @@ from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
 from runnel.report.curves import PER_RUN
 from runnel.report.tuning import check_seeds, is_trial
-from runnel.track.folder import Row, Settings
-from runnel.track.history import History, load_history
+from runnel.track.folder import Row, RunFolder, Settings
+from runnel.track.history import History, load_history, newest_per_seed
 from runnel.track.numbers import middle
 from runnel.track.status import has_ended
 
@@ -63,7 +63,7 @@ class Collected:
     notices: list[str] = field(default_factory=list)
 
     def lines(self) -> dict[str, list[History]]:
-        """The runs that one curve may stand for: those of one group and one task."""
+        """The runs whose mean one curve shows: those of one group and one task."""
         several = len({task_of(run) for group in self.groups for run in group.runs}) > 1
         parts = [(group.name, task, runs) for group in self.groups for task, runs in group.by_task().items()]
         return {f"{name} on {task}" if several else name: runs for name, task, runs in parts}
@@ -98,12 +98,12 @@ def collect(arguments: Sequence[str | Path], *, unfinished: bool = False, allow_
     notices += check_seeds([(run, task_of(run), seed_of(run)) for _, run in found], allow=allow_tuning_seeds)
     collapsed = [run.name for _, run in found if run.collapses]
     notices += [f"A collapse was reported in {few(collapsed)}; their own reports describe it."] if collapsed else []
-    groups = [RunGroup(name, _once(name, runs, notices)) for name, runs in _groups(found).items()]
+    groups = [_once(RunGroup(name, runs), notices) for name, runs in _groups(found).items()]
     return Collected(groups, notices)
 
 
 def find_runs(argument: str) -> list[RunSource]:
-    """The runs that one argument stands for."""
+    """The runs that one argument names."""
     name, equals, pattern = argument.partition("=")
     if not equals or Path(argument).exists():
         name, pattern = "", argument
@@ -114,7 +114,7 @@ def find_runs(argument: str) -> list[RunSource]:
         raise ConfigError("runs", argument, "there is no such folder; give a run's folder, a folder of runs, or a glob")
     found: list[RunSource] = []
     for place in places:
-        if is_run(place):
+        if RunFolder(place).has_run():
             found.append(RunSource(place, name, folder=str(place.parent) if glob.has_magic(pattern) else ""))
         elif place.is_dir():
             found += [RunSource(path, name, folder=str(place)) for path in runs_below(place)]
@@ -123,15 +123,10 @@ def find_runs(argument: str) -> list[RunSource]:
     return found
 
 
-def is_run(path: Path) -> bool:
-    """Whether a folder is a run's."""
-    return (path / "run.json").is_file() or (path / "metrics.jsonl").is_file()
-
-
 def runs_below(folder: Path) -> list[Path]:
     """The runs in a folder, and in folders of it."""
-    found = {p.parent for depth in range(1, DEPTH + 1) for p in folder.glob("*/" * depth + "run.json")}
-    found |= {p.parent for depth in range(1, DEPTH + 1) for p in folder.glob("*/" * depth + "metrics.jsonl")}
+    names = ("run.json", "metrics.jsonl")
+    found = {p.parent for depth in range(1, DEPTH + 1) for name in names for p in folder.glob("*/" * depth + name)}
     return sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())  # a link may lead to one again
 
 
@@ -220,7 +215,7 @@ def _names(keyed: Mapping[tuple[str, str, str], Sequence[History]], *, taken: Se
     for i, (folder, recipe, _) in enumerate(keyed):
         others = [other for other, by in zip(settings, recipes, strict=True) if by == recipe]
         varying = {name for other in others for name in differences(others[0], other)}
-        told = ", ".join(f"{name}={_setting(settings[i], name)}" for name in sorted(varying))
+        told = ", ".join(f"{name}={setting_of(settings[i], name)}" for name in sorted(varying))
         short = own_name(recipe)
         if recipes.count(recipe) == 1 and short not in taken:
             name = short
@@ -234,23 +229,20 @@ def _names(keyed: Mapping[tuple[str, str, str], Sequence[History]], *, taken: Se
     return names
 
 
-def _setting(config: Settings, name: str) -> object:
+def setting_of(config: Settings, name: str, missing: object = None) -> object:
+    """The setting of a dotted name; `missing` if the config has none of that name."""
     value: object = config
     for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping) or part not in value:
+            return missing
+        value = value[part]
     return own_name(value) if isinstance(value, str) else value
 
 
-def _once(group: str, runs: Sequence[History], notices: list[str]) -> list[History]:
-    """The newest run of each task and seed: a second run of the same seed is no second observation."""
-    kept: dict[tuple[str, int | None, str], History] = {}
-    dropped = []
-    for run in sorted(runs, key=lambda run: (str(run.info.get("created", "")), run.name)):
-        seed = seed_of(run)
-        key = (task_of(run), seed, run.name if seed is None else "")
-        if key in kept:
-            dropped.append(f"{kept[key].name} (seed {seed})")
-        kept[key] = run
-    if dropped:
-        notices.append(f"{group}: a seed counts once, by its newest run; left out: {few(dropped)}.")
-    return list(kept.values())
+def _once(group: RunGroup, notices: list[str]) -> RunGroup:
+    """The group with only the newest run of each task and seed."""
+    kept = [run for members in group.by_task().values() for run in newest_per_seed(members)]
+    older = [f"{run.name} (seed {seed_of(run)})" for run in group.runs if not any(run is found for found in kept)]
+    if older:
+        notices.append(f"{group.name}: a seed counts once, by its newest run; left out: {few(older)}.")
+    return RunGroup(group.name, kept)

@@ -1,4 +1,4 @@
-"""The page that compares several runs, with verdicts over seeds if they were asked for."""
+"""The page that compares several runs, with verdicts over seeds if the user wants them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,15 @@ def comparison_page(
     problems = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
     wrong = [f"{run.name}: {problem}" for run in runs for problem in (*run.failures, *run.collapses, *imbalances(run))]
     facts = [_group_fact(label, members, lead=i == 0) for i, (label, members) in enumerate(by_label.items())]
+    summary = f'<div class="facts">{"".join(facts)}</div>'
+    if verdicts:
+        lines = "".join(f'<p class="verdict">{text(line)}</p>' for line in verdicts.sentences)
+        summary = lines + notices(verdicts.notices)
     return page(
         f"{title} – runnel",
         [
             f'<header><h1>{text(title)}</h1><p class="soft">{len(runs)} runs</p>'
-            f"{_verdict(verdicts) if verdicts else _facts(facts)}{notices(problems)}{notices(wrong, bad=True)}</header>",
+            f"{summary}{notices(problems)}{notices(wrong, bad=True)}</header>",
             *(_statistics(verdicts) if verdicts else []),
             section("Learning", charts.html()),
             section("Runs", _run_table(runs, target)),
@@ -72,15 +76,6 @@ def run_rows(runs: Sequence[History]) -> Table:
     return Table("runs", "Runs", head, rows)
 
 
-def _verdict(verdicts: Verdicts) -> str:
-    sentences = "".join(f'<p class="verdict">{text(line)}</p>' for line in verdicts.sentences)
-    return sentences + notices(verdicts.notices)
-
-
-def _facts(facts: Sequence[str]) -> str:
-    return f'<div class="facts">{"".join(facts)}</div>'
-
-
 def _statistics(verdicts: Verdicts) -> list[str]:
     *tables, scores = verdicts.tables
     return [
@@ -101,20 +96,13 @@ def _group_fact(label: str, members: Sequence[History], *, lead: bool) -> str:
 def _run_table(runs: Sequence[History], target: Path) -> str:
     rows = []
     for run, (_, _, seed, score, steps, wall, rate) in zip(runs, run_rows(runs).rows, strict=True):
-        known = isinstance(score, Interval)
-        interval = f"{short(score.low)} to {short(score.high)}" if isinstance(score, Interval) else "–"
-        rows.append(
-            [
-                _link(run, target),
-                f'<span class="{GOOD.get(run.status, "warn")}">{text(run.status)}</span>',
-                text("–" if seed is None else seed),
-                short(score.value) if known and isinstance(score, Interval) else "–",
-                interval,
-                f"{steps:,}",
-                seconds(wall if isinstance(wall, float) else None),
-                short(round(rate)) if isinstance(rate, float) else "–",
-            ]
-        )
+        mean, interval = "–", "–"
+        if isinstance(score, Interval):
+            mean, interval = short(score.value), f"{short(score.low)} to {short(score.high)}"
+        status = f'<span class="{GOOD.get(run.status, "warn")}">{text(run.status)}</span>'
+        spent = [f"{steps:,}", seconds(wall if isinstance(wall, float) else None)]
+        speed = short(round(rate)) if isinstance(rate, float) else "–"
+        rows.append([_link(run, target), status, text("–" if seed is None else seed), mean, interval, *spent, speed])
     head = ["run", "status", "seed", "evaluation", "95 % interval", axis_label(runs), "wall time", "per second"]
     return html_table(head, rows, numbers=(2, 3, 4, 5, 6, 7))
 

@@ -21,7 +21,10 @@ TITLES = {
     "ess": "Effective sample size (share)",
     "version_span": "Versions inside a sample, at most",
     "mismatch/kl": "Mismatch of engine and learner (KL)",
+    "steps_per_s": "Steps/s",
+    "tokens_per_s": "Tokens/s",
 }
+RATES = ("steps_per_s", "tokens_per_s")
 LEADING = (*RETURN_KEYS, "kl", "entropy", "episode_length", "ess", "version_span", "mismatch/kl")
 STALENESS = {
     "staleness/mean": "mean",
@@ -35,7 +38,6 @@ MOST_FAINT = 30
 MEANS = "Means over seeds. Bands: their 95 % interval by Student's t, of at least 3 seeds, cut to the range of the lines."
 By = Mapping[str, Sequence[History]]
 """Groups of runs, by label."""
-RATES = {"steps_per_s": "Steps/s", "tokens_per_s": "Tokens/s"}
 
 
 def return_name(run: History) -> str:
@@ -113,7 +115,7 @@ def _metric_figures(runs: Sequence[History], by: By | None) -> tuple[list[Figure
     charts = [_metric_chart(runs, name, by) for name in [*losses, *leading]]
     if any(name in names for name in STALENESS):
         charts.append(_staleness_chart(runs, by))
-    charts += [_rate_chart(runs, key, by) for key in RATES if any(len(run.rate(key)[0]) for run in runs)]
+    charts += [_metric_chart(runs, key, by) for key in RATES if any(len(run.rate(key)[0]) for run in runs)]
     return charts, [_metric_chart(runs, n, by) for n in rest]
 
 
@@ -141,19 +143,22 @@ def overlay(
 
 
 def _score_series(run: History, name: str) -> list[Series]:
-    series = [Series(f"training {name}", *run.curve(name), smooth=True, color=0)]
+    series = [Series(f"training {name}", *run.curve(name), smooth=True)]
     if run.evals:
         low, high = run.evaluation("low")[1], run.evaluation("high")[1]
-        series.append(
-            Series("evaluation, 95 % interval over episodes", *run.evaluation(), low=low, high=high, marks=True, color=1)
-        )
+        series.append(Series("evaluation, 95 % interval over episodes", *run.evaluation(), low=low, high=high, marks=True))
     return series
 
 
 def _metric_chart(runs: Sequence[History], name: str, by: By | None) -> Figure:
-    one = len(runs) == 1
-    series = [Series(name, *runs[0].curve(name), smooth=True)] if one else overlay(runs, lambda run: run.curve(name), by=by)
-    return Figure(name, TITLES.get(name, name), series, axis_label(runs))
+    """A metric, or one of `RATES`."""
+
+    def curve(run: History) -> Curve:
+        return run.rate(name) if name in RATES else run.curve(name)
+
+    title = TITLES.get(name, name)
+    one = [Series(title if name in RATES else name, *curve(runs[0]), smooth=True)]
+    return Figure(name, title, one if len(runs) == 1 else overlay(runs, curve, by=by), axis_label(runs))
 
 
 def _staleness_chart(runs: Sequence[History], by: By | None) -> Figure:
@@ -165,9 +170,3 @@ def _staleness_chart(runs: Sequence[History], by: By | None) -> Figure:
         return Figure("staleness", "Staleness (versions)", series, axis_label(runs))
     series = overlay(runs, lambda run: run.curve("staleness/max"), by=by, smooth=False)
     return Figure("staleness", "Largest staleness (versions)", series, axis_label(runs))
-
-
-def _rate_chart(runs: Sequence[History], key: str, by: By | None) -> Figure:
-    one = len(runs) == 1
-    series = [Series(RATES[key], *runs[0].rate(key), smooth=True)] if one else overlay(runs, lambda run: run.rate(key), by=by)
-    return Figure(key, RATES[key], series, axis_label(runs))

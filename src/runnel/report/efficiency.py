@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from runnel.eval.profiles import efficiency_curve
-from runnel.eval.reference import Range
+from runnel.eval.reference import Range, normalised
+from runnel.report.budgets import Runs
 from runnel.report.curves import axis_label, return_name
-from runnel.report.plots import NUM_COLORS, smoothed
+from runnel.report.plots import smoothed
 from runnel.report.tables import BANDS, Figure, as_series
 from runnel.track.history import Curve, Floats, History
 
 GRID = 60
 EARLY = ("solved", "stopped", "collapsed")
 """Runs that end like this keep their last score to the end of the grid."""
-Runs = Mapping[str, Sequence[History]]
-"""Runs by task."""
 
 
 def efficiency(groups: Sequence[tuple[str, Runs]], ranges: Mapping[str, Range], unit: str) -> Figure | None:
@@ -35,9 +34,12 @@ def efficiency(groups: Sequence[tuple[str, Runs]], ranges: Mapping[str, Range], 
     if grid is None:
         return None
     series = []
-    for i, (name, tasks) in enumerate(groups):
-        rows = [np.stack([_at(grid, curves[id(run)], ranges.get(task)) for run in members]) for task, members in tasks.items()]
-        series.append(as_series(name, efficiency_curve(rows, grid), rows, i % NUM_COLORS))
+    for name, tasks in groups:
+        rows = [
+            normalised(np.stack([np.interp(grid, *curves[id(run)]) for run in members]), ranges.get(task))
+            for task, members in tasks.items()
+        ]
+        series.append(as_series(name, efficiency_curve(rows, grid), rows))
     what = "evaluations" if evaluated else "training returns, smoothed; not every run has several evaluations"
     note = f"IQM over tasks and seeds of {what}. {BANDS}"
     if any(run.status in EARLY for run in runs):
@@ -58,8 +60,3 @@ def _grid(runs: Sequence[History], curves: Mapping[int, Curve]) -> Floats | None
     whole = [end for stopped, end in ends if not stopped]
     end = min(whole) if whole else max(end for _, end in ends)
     return np.linspace(start, end, GRID) if end > start else None
-
-
-def _at(grid: Floats, curve: Curve, known: Range | None) -> Floats:
-    low, high = known or (0.0, 1.0)
-    return np.asarray((np.interp(grid, *curve) - low) / (high - low))

@@ -1,18 +1,18 @@
-"""A short report in Markdown, for a pull request: the sentences, a table, and curves of block characters."""
+"""Writes a short report in Markdown, for a pull request: the verdicts, a table, and curves of block characters."""
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from runnel.core.errors import ConfigError
 from runnel.report.comparison import run_rows
 from runnel.report.tables import Cell, Figure, Table, shown
 from runnel.report.verdicts import Verdicts
-from runnel.track.files import replace_file
+from runnel.track.files import replace_file, writing
 from runnel.track.history import History, load_history
 from runnel.track.numbers import sparkline
 
@@ -28,7 +28,7 @@ def md(value: object) -> str:
     'a\\\\|b \\\\*c\\\\* &lt;script&gt; &#64;you'
     """
     plain = re.sub(r"\s+", " ", str(value)).strip()
-    escaped = _SPECIAL.sub(_escape, plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+    escaped = _SPECIAL.sub(_escape, html.escape(plain, quote=False))
     return escaped.replace("@", "&#64;").replace("://", ":&#47;&#47;")
 
 
@@ -58,10 +58,8 @@ def md_table(table: Table) -> str:
 def write_markdown(target: Path, *, verdicts: Verdicts | None = None, runs: Sequence[Path | str] = ()) -> Path:
     """Write the verdicts of a comparison, or a line for each run. Returns the path."""
     text = verdicts_markdown(verdicts) if verdicts is not None else runs_markdown([load_history(run) for run in runs])
-    try:
+    with writing(target, "the summary"):
         replace_file(target, text.encode(errors="replace"))
-    except OSError as error:
-        raise ConfigError("out", str(target), f"it cannot be written there ({error.strerror}); give another path") from error
     return target
 
 

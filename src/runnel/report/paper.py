@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from runnel.core.errors import ConfigError
 from runnel.eval.aggregates import Interval
 from runnel.report.tables import Cell, Figure, Table
 from runnel.report.verdicts import Verdicts
+from runnel.track.files import writing
 from runnel.track.numbers import short
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -27,14 +29,8 @@ STYLE = {
     "svg.hashsalt": "runnel",
 }
 _SPECIAL = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
     "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -44,23 +40,20 @@ _SPECIAL = {
     "–": "--",
 }
 LESS_IS_BETTER = ("optimality gap",)
+BOLD = "Bold: the best, and all whose interval reaches it."
 
 
 def write_paper(verdicts: Verdicts, folder: Path) -> list[Path]:
     """Write figures and tables into `folder`. Returns the files."""
     matplotlib = _matplotlib()
-    try:
+    with writing(folder, "figures and tables", field="paper"):
         folder.mkdir(parents=True, exist_ok=True)
-        figures = [path for figure in verdicts.figures for path in _draw(matplotlib, figure, folder)]
-        figures += _draw_intervals(matplotlib, verdicts.tables[0], folder)
-        tables = [_write(folder / "table.tex", _aggregates(verdicts))]
+        files = [path for figure in verdicts.figures for path in _draw(matplotlib, figure, folder)]
+        files += _draw_intervals(matplotlib, verdicts.tables[0], folder)
+        files.append(_write(folder / "table.tex", _aggregates(verdicts)))
         if len(verdicts.tasks) > 1:
-            tables.append(_write(folder / "tasks.tex", _tasks(verdicts)))
-    except OSError as error:
-        raise ConfigError(
-            "paper", str(folder), f"it cannot be written there ({error.strerror}); give another folder"
-        ) from error
-    return figures + tables
+            files.append(_write(folder / "tasks.tex", _tasks(verdicts)))
+    return files
 
 
 def latex(value: object) -> str:
@@ -84,10 +77,8 @@ def _aggregates(verdicts: Verdicts) -> str:
     ]
     head = ["", "runs", *(table.head[i] for i in columns)]
     tasks = f"{len(verdicts.tasks)} tasks" if len(verdicts.tasks) > 1 else latex(verdicts.tasks[0])
-    caption = (
-        f"{verdicts.unit.capitalize()} on {tasks}, with 95\\,\\% intervals of a stratified bootstrap over seeds. "
-        "Bold: the best, and all whose interval reaches it."
-    )
+    unit = verdicts.unit.capitalize()
+    caption = f"{unit} on {tasks}, with 95\\,\\% intervals of a stratified bootstrap over seeds. {BOLD}"
     return _table(head, rows, "l" + "r" * (len(head) - 1), caption, "tab:aggregates")
 
 
@@ -100,9 +91,7 @@ def _tasks(verdicts: Verdicts) -> str:
         best = _best(found, less=False)
         rows.append([latex(task), *(_number(cell, bold=n in best) for n, cell in enumerate(found))])
     head = ["task", *(latex(name) for name in verdicts.names)]
-    caption = (
-        "Mean return over seeds for each task, with 95\\,\\% intervals. Bold: the best, and all whose interval reaches it."
-    )
+    caption = f"Mean return over seeds for each task, with 95\\,\\% intervals. {BOLD}"
     return _table(head, rows, "l" + "r" * len(verdicts.names), caption, "tab:tasks")
 
 
@@ -113,7 +102,7 @@ def _best(cells: Sequence[Cell], *, less: bool) -> set[int]:
         if isinstance(cell, Interval):
             known[i] = cell
         elif isinstance(cell, float | int):
-            known[i] = Interval(float(cell), float(cell), float(cell))
+            known[i] = Interval(cell, cell, cell)
     if len(known) < 2:
         return set()
     top = (min if less else max)(interval.value for interval in known.values())
@@ -134,25 +123,22 @@ def _tex(value: float) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], columns: str, caption: str, label: str) -> str:
-    body = [" & ".join(line) + r" \\" for line in rows]
-    return "\n".join(
-        [
-            r"% \usepackage{booktabs}",
-            r"\begin{table}",
-            r"  \centering",
-            f"  \\caption{{{caption}}}",
-            f"  \\label{{{label}}}",
-            f"  \\begin{{tabular}}{{{columns}}}",
-            r"    \toprule",
-            "    " + " & ".join(head) + r" \\",
-            r"    \midrule",
-            *(f"    {line}" for line in body),
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    first, *others = ("    " + " & ".join(cells) + r" \\" for cells in (head, *rows))
+    body = "\n".join(others)
+    return rf"""% \usepackage{{booktabs}}
+\begin{{table}}
+  \centering
+  \caption{{{caption}}}
+  \label{{{label}}}
+  \begin{{tabular}}{{{columns}}}
+    \toprule
+{first}
+    \midrule
+{body}
+    \bottomrule
+  \end{{tabular}}
+\end{{table}}
+"""
 
 
 def _write(path: Path, text: str) -> Path:
@@ -186,10 +172,7 @@ def _draw(matplotlib: ModuleType, figure: Figure, folder: Path) -> list[Path]:
         axes.set_ylabel(_plain(figure.y_label))
         if len(figure.series) > 1:
             axes.legend(frameon=False, fontsize=8)
-        paths = _figure_paths(folder / figure.name)
-        drawn.savefig(paths[0], metadata={"Date": None})  # no dates: the same runs give the same files
-        drawn.savefig(paths[1], metadata={"CreationDate": None})
-        return paths
+        return _save(drawn, folder / figure.name)
 
 
 def _draw_intervals(matplotlib: ModuleType, table: Table, folder: Path) -> list[Path]:
@@ -213,10 +196,7 @@ def _draw_intervals(matplotlib: ModuleType, table: Table, folder: Path) -> list[
             axes.set_title(table.head[column], fontsize=9)
         many[0].set_yticks(range(len(table.rows)), [_plain(str(row[0])) for row in table.rows])
         many[0].set_ylim(len(table.rows) - 0.5, -0.5)
-        paths = _figure_paths(folder / "intervals")
-        drawn.savefig(paths[0], metadata={"Date": None})
-        drawn.savefig(paths[1], metadata={"CreationDate": None})
-        return paths
+        return _save(drawn, folder / "intervals")
 
 
 def _plain(text: str) -> str:
@@ -224,5 +204,9 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _figure_paths(stem: Path) -> list[Path]:
-    return [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "pdf")]
+def _save(drawn: Any, stem: Path) -> list[Path]:
+    """Save a figure of matplotlib as SVG and PDF, without dates: the same runs give the same files."""
+    svg, pdf = (stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "pdf"))
+    drawn.savefig(svg, metadata={"Date": None})
+    drawn.savefig(pdf, metadata={"CreationDate": None})
+    return [svg, pdf]

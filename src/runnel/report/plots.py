@@ -220,9 +220,8 @@ def _legend(named: Sequence[tuple[str, int]], *, width: float, y: float) -> tupl
         if x > 2.0 and x + room > width:
             x, line = 2.0, line + 1
         at = y + 18 * line
-        parts.append(
-            f'<path class="line s{color}" d="M{x:g} {at - 4:g}h14"/><text x="{x + 19:g}" y="{at:g}">{escape(shown)}</text>'
-        )
+        parts.append(f'<path class="line s{color}" d="M{x:g} {at - 4:g}h14"/>')
+        parts.append(f'<text x="{x + 19:g}" y="{at:g}">{escape(shown)}</text>')
         x += room + 16
     return "".join(parts), 20 + 18 * line
 

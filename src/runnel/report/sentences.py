@@ -23,13 +23,13 @@ def sentence(first: str, second: str, found: Comparison, *, ends: tuple[float, f
             "known of how much seeds differ. Run at least 4 seeds of each."
         )
     enough = found.has_intervals
-    much = f"a difference of {short(difference.value)} ({_bounds(difference) if enough else 'two seeds give no interval'})"
-    shares = f" ({_shares(probability)})" if enough else ""
+    bounds = f"95 % interval {short(difference.low)} to {short(difference.high)}" if enough else "two seeds give no interval"
+    much = f"a difference of {short(difference.value)} ({bounds})"
+    shares = f" ({probability.low:.2f} to {probability.high:.2f})" if enough else ""
     sure = f"a run of {better} beats one of {worse} with probability {probability.value:.2f}{shares}"
     if found.decided:  # the rank test decides; a bootstrap interval of few seeds may still contain 0
-        doubt = (
-            "" if difference.low > 0 or not enough else " How much better is open: the interval of the difference contains 0."
-        )
+        doubt = " How much better is open: the interval of the difference contains 0."
+        doubt = "" if difference.low > 0 or not enough else doubt
         return f"{better} is better than {worse}: {what}, {much}; {sure}, rank test p = {_p(found.p_value)}.{doubt}"
     open_end = f"{better} looks better than {worse}, but it is not decided"
     return f"{open_end}: {what}, {much}; {sure}, rank test p = {_p(found.p_value)}. {_more(first, second, found)}"
@@ -62,14 +62,6 @@ def _undecidable(first: str, second: str, found: Comparison, ends: tuple[float, 
 def _turned(found: Comparison) -> tuple[Interval, Interval]:
     d, p = found.difference, found.probability
     return Interval(-d.value, -d.high, -d.low), Interval(1 - p.value, 1 - p.high, 1 - p.low)
-
-
-def _bounds(interval: Interval) -> str:
-    return f"95 % interval {short(interval.low)} to {short(interval.high)}"
-
-
-def _shares(interval: Interval) -> str:
-    return f"{interval.low:.2f} to {interval.high:.2f}"
 
 
 def _p(value: float) -> str:

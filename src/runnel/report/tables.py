@@ -9,17 +9,17 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from runnel.core.errors import ConfigError
 from runnel.eval.aggregates import Interval
 from runnel.eval.profiles import Band
 from runnel.eval.statistics import resamples
 from runnel.report.page import figure, text
 from runnel.report.page import table as html_table
 from runnel.report.plots import MAX_POINTS, Floats, Series, decimate, line_chart
-from runnel.track.files import replace_file
+from runnel.track.files import replace_file, writing
 from runnel.track.numbers import short
 
 BANDS = "Bands: 95 % of a bootstrap over seeds, where there are at least 3."
@@ -62,7 +62,7 @@ class Figure:
     note: str = ""
 
     def html(self, *, large: bool = True) -> str:
-        """The figure as one chart. A large one is drawn twice, for a wide page and for a phone; the style sheet shows one of
+        """The figure as HTML. A large one is drawn twice, for a wide page and for a phone; the style sheet shows one of
         them."""
         note = f'<p class="soft small">{text(self.note)}</p>' if self.note else ""
         if not large:
@@ -94,24 +94,16 @@ def write_csv(folder: Path, name: str, rows: Iterable[Sequence[str]]) -> None:
     """Write one CSV file. A cell that a spreadsheet would run as a formula gets a quotation mark in front."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows([[_plain(cell) for cell in row] for row in rows])
-    try:
+    with writing(folder, "its tables"):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / f"{name}.csv", text.getvalue().encode(errors="replace"))
-    except OSError as error:
-        fix = f"its tables cannot be written there ({error.strerror or error}); give another path"
-        raise ConfigError("out", str(folder), fix) from error
 
 
 def _plain(cell: str) -> str:
-    return "'" + cell if cell[:1] in ("=", "+", "-", "@") and not _is_number(cell) else cell
-
-
-def _is_number(cell: str) -> bool:
-    try:
+    with suppress(ValueError):
         float(cell)
-    except ValueError:
-        return False
-    return True
+        return cell  # a negative number begins like a formula, and is none
+    return "'" + cell if cell[:1] in ("=", "+", "-", "@") else cell
 
 
 def _parts(cell: Cell, wide: bool) -> list[str]:
@@ -130,8 +122,8 @@ def _points(s: Series) -> list[list[str]]:
     return [["" if c is None else _full(float(c[i])) for c in columns] for i in kept]
 
 
-def as_series(name: str, band: Band, runs: Sequence[Floats], color: int) -> Series:
+def as_series(name: str, band: Band, runs: Sequence[Floats]) -> Series:
     """A curve with its band. If a task of `runs` [tasks][seeds, ...] has too few seeds, the band is left out."""
     enough = resamples([len(task) for task in runs])
     low, high = (band.low, band.high) if enough else (None, None)
-    return Series(name, band.x, band.value, low=low, high=high, color=color)
+    return Series(name, band.x, band.value, low=low, high=high)

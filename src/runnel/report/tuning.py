@@ -18,7 +18,7 @@ from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
 from runnel.track.files import MAX_JSON, read_regular
 from runnel.track.folder import Row
-from runnel.track.history import History
+from runnel.track.history import History, tags_in
 
 TAG, STUDY = "tuning", "study.json"
 PARENTS, BESIDE = 3, 2
@@ -40,8 +40,7 @@ class KnownStudy:
 
 def is_trial(run: History) -> bool:
     """Whether a run is a trial of a tuning study."""
-    tags = run.config.get("tags")
-    return isinstance(tags, list) and TAG in tags
+    return TAG in tags_in(run.config)
 
 
 def find_studies(run: Path) -> list[KnownStudy]:
@@ -67,7 +66,7 @@ def read_study(path: Path) -> KnownStudy | None:
     recipe, subject = data.get("recipe"), data.get("subject")
     if not (recipe and subject):
         runs = [p.parent for pattern in ("*/run.json", "*/*/run.json") for p in sorted(path.parent.glob(pattern))]
-        trial = next((run for run in runs if TAG in (_json(run / "config.json").get("tags") or [])), None)
+        trial = next((run for run in runs if TAG in tags_in(_json(run / "config.json"))), None)
         info = _json(trial / "run.json") if trial else {}
         recipe, subject = recipe or info.get("recipe"), subject or info.get("subject")
     return KnownStudy(path, frozenset(s for s in seeds if type(s) is int), str(recipe or ""), str(subject or ""))

@@ -6,8 +6,9 @@ into tables and figures.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -16,13 +17,12 @@ from runnel.core.errors import ConfigError
 from runnel.eval.aggregates import aggregate, plain_means
 from runnel.eval.comparisons import Comparison, compare_all
 from runnel.eval.profiles import performance_profile
-from runnel.eval.reference import Range, find_ranges
+from runnel.eval.reference import Range, find_ranges, normalised
 from runnel.eval.statistics import FEW_SEEDS, Array, few_seeds, iqm, resamples
 from runnel.report.budgets import short_of, unequal
 from runnel.report.collect import Collected, few, seed_of, task_of
 from runnel.report.curves import return_name
 from runnel.report.efficiency import efficiency
-from runnel.report.plots import NUM_COLORS
 from runnel.report.sentences import sentence
 from runnel.report.tables import BANDS, Cell, Figure, Table, as_series
 from runnel.track.evals import read_evals
@@ -37,6 +37,8 @@ HOWS: dict[str, str] = {
     "train": "the mean training return of the last tenth of the run",
 }
 NUM_THRESHOLDS = 100
+Ranges = Mapping[str, Range]
+"""The range of each task whose scores are normalised."""
 
 
 @dataclass
@@ -50,7 +52,8 @@ class Verdicts:
     notices: list[str]
     tables: list[Table]
     figures: list[Figure]
-    comparisons: dict[tuple[str, str], Comparison] = field(default_factory=dict)
+    comparisons: dict[tuple[str, str], Comparison]
+    """By the names of both groups."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ class Scored:
     name: str
     runs: Mapping[str, Sequence[History]]
     raw: Mapping[str, Array]
+
+    def scaled(self, tasks: Iterable[str], ranges: Ranges) -> list[Array]:
+        """The scores on some tasks as they are compared."""
+        return [normalised(self.raw[task], ranges.get(task)) for task in tasks]
 
 
 def make_verdicts(
@@ -76,44 +83,30 @@ def make_verdicts(
     groups = [_scored(group.name, group.by_task(), scores, notices) for group in collected.groups]
     groups = [group for group in groups if group.raw]
     if not groups:
-        raise ConfigError("scores", scores, f"no run has a score by {HOWS[scores]}; {_advice(scores)}")
-    tasks = [task for task in groups[0].raw if all(task in group.raw for group in groups)]
+        other = "choose another by --scores, or train with --eval.episodes above 0"
+        fix = "measure them first: runnel eval RUN [RUN ...]" if scores == "eval" else other
+        raise ConfigError("scores", scores, f"no run has a score by {HOWS[scores]}; {fix}")
+    tasks, every = _shared(groups), sorted({task for group in groups for task in group.raw})
     notices += _task_notices(groups, tasks)
-    known = find_ranges(sorted({t for g in groups for t in g.raw}), normalise or "auto", ranges)
-    scaled, unit = _scale(groups, tasks, known, normalise, notices)
+    known = find_ranges(every, normalise or "auto", ranges)
+    used, unit = _choose_ranges(groups, tasks, known, normalise, notices)
     notices += _seed_notices(groups)
     ended_early = [text for group in groups for runs in group.runs.values() for text in short_of(runs)]
     notices += [f"These runs did not spend their budget: {few(ended_early)}."] if ended_early else []
-    found = _comparisons(groups, scaled)
-    verdicts = Verdicts(
-        [g.name for g in groups], tasks or sorted({t for g in groups for t in g.raw}), unit, [], notices, [], []
+    found = _comparisons(groups, used)
+    pairs = {(groups[i].name, groups[j].name): c for (i, j), c in found.items()}
+    aggregates = _aggregates(groups, used, known, tasks, unit)
+    curves = efficiency([(g.name, {t: g.runs[t] for t in (tasks or g.runs)}) for g in groups], used, unit)
+    return Verdicts(
+        names=[g.name for g in groups],
+        tasks=tasks or every,
+        unit=unit,
+        sentences=_sentences(groups, used, found, unit),
+        notices=notices,
+        tables=[aggregates, _pairs(pairs), _by_task(groups), _every_score(groups, used)],
+        figures=[*([curves] if curves else []), _profile(groups, used, tasks, unit)],
+        comparisons=pairs,
     )
-    verdicts.comparisons = {(groups[i].name, groups[j].name): c for (i, j), c in found.items()}
-    verdicts.sentences = _sentences(groups, scaled, found, unit)
-    verdicts.tables = [
-        _aggregates(groups, scaled, known, tasks, unit),
-        _pairs(verdicts.comparisons),
-        _by_task(groups),
-        _every_score(groups, scaled),
-    ]
-    curves = efficiency([(g.name, {t: g.runs[t] for t in (tasks or g.runs)}) for g in groups], scaled.ranges, unit)
-    verdicts.figures = [*([curves] if curves else []), _profile(groups, scaled, tasks, unit)]
-    return verdicts
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Scales raw scores to those that are compared: (score - low) / (high - low) by task; tasks without a range stay as they
-    are."""
-
-    ranges: Mapping[str, Range]
-
-    def of(self, group: Scored, tasks: Sequence[str]) -> list[Array]:
-        return [self.one(task, group.raw[task]) for task in tasks]
-
-    def one(self, task: str, raw: Array) -> Array:
-        low, high = self.ranges.get(task, (0.0, 1.0))
-        return np.asarray((raw - low) / (high - low))
 
 
 def score_of(run: History, how: How) -> float | None:
@@ -121,20 +114,13 @@ def score_of(run: History, how: How) -> float | None:
     if how == "eval":
         rows, _ = read_evals(run.folder.path)
         return float(rows[-1]["mean"]) if rows and is_number(rows[-1].get("mean")) else None
-    values = run.curve(return_name(run))[1] if how == "train" else run.evaluation()[1]
     if how == "train":
+        values = run.curve(return_name(run))[1]
         values = values[-max(1, len(values) // 10) :]
-    elif how == "last":
-        values = values[-1:]
     else:
-        values = values[np.isfinite(values)]
+        values = run.evaluation()[1]
+        values = values[-1:] if how == "last" else values[np.isfinite(values)]
     return float(values.mean()) if len(values) and np.isfinite(values).all() else None
-
-
-def _advice(how: How) -> str:
-    if how == "eval":
-        return "measure them first: runnel eval RUN [RUN ...]"
-    return "choose another by --scores, or train with --eval.episodes above 0"
 
 
 def _scored(name: str, by_task: Mapping[str, Sequence[History]], how: How, notices: list[str]) -> Scored:
@@ -154,33 +140,39 @@ def _scored(name: str, by_task: Mapping[str, Sequence[History]], how: How, notic
     return Scored(name, runs, {task: np.array(values) for task, values in raw.items()})
 
 
-def _scale(
+def _choose_ranges(
     groups: Sequence[Scored], shared: Sequence[str], known: dict[str, Range], normalise: str | None, notices: list[str]
-) -> tuple[Scale, str]:
+) -> tuple[Ranges, str]:
+    """The ranges by which scores are normalised, and the name of the result."""
     tasks = list(shared) or sorted({task for group in groups for task in group.raw})
     missing = [task for task in tasks if task not in known]
     if not missing and (len(tasks) > 1 or normalise not in (None, "none")):
-        return Scale(known), "normalised score"
+        return known, "normalised score"
     if len(tasks) == 1:
         if normalise not in (None, "none", "auto"):
             raise ConfigError("normalise", normalise, f"it does not know {few(missing)}; add --range TASK=LOW:HIGH")
-        return Scale({}), "return"
+        return {}, "return"
     if normalise == "none":
         notices.append("Scores of tasks are averaged as they are (--normalise none): the task with the largest weighs most.")
-        return Scale({}), "return"
+        return {}, "return"
     if normalise not in (None, "auto"):
         raise ConfigError("normalise", normalise, f"it does not know {few(missing)}; add --range TASK=LOW:HIGH for them")
     notices.append(
         f"No table knows {few(missing)}, so scores of each task are scaled by the lowest and highest seen here (0 and 1); such "
         "numbers mean nothing outside this comparison. --range TASK=LOW:HIGH sets what 0 and 1 stand for."
     )
-    return Scale({task: _seen(groups, task) for task in tasks}), "score between the lowest and highest seen"
+    return {task: _seen(groups, task) for task in tasks}, "score between the lowest and highest seen"
 
 
 def _seen(groups: Sequence[Scored], task: str) -> Range:
     values = np.concatenate([group.raw[task] for group in groups if task in group.raw])
     low, high = float(values.min()), float(values.max())
     return (low, high) if high > low else (low, low + 1.0)
+
+
+def _shared(groups: Sequence[Scored]) -> list[str]:
+    """The tasks that all groups have scores on."""
+    return [task for task in groups[0].raw if all(task in group.raw for group in groups)]
 
 
 def _task_notices(groups: Sequence[Scored], tasks: Sequence[str]) -> list[str]:
@@ -208,39 +200,34 @@ def _seed_notices(groups: Sequence[Scored]) -> list[str]:
     return notices
 
 
-def _comparisons(groups: Sequence[Scored], scale: Scale) -> dict[tuple[int, int], Comparison]:
+def _comparisons(groups: Sequence[Scored], ranges: Ranges) -> dict[tuple[int, int], Comparison]:
     """Compare every pair on the tasks that both have. If all groups share tasks, p-values are corrected for all pairs
     together."""
+    if everyone := _shared(groups):
+        return compare_all([group.scaled(everyone, ranges) for group in groups])
     found: dict[tuple[int, int], Comparison] = {}
-    everyone = [task for task in groups[0].raw if all(task in g.raw for g in groups)]
-    if everyone:
-        return compare_all([scale.of(group, everyone) for group in groups])
-    for i, first in enumerate(groups):
-        for j in range(i + 1, len(groups)):
-            shared = [task for task in first.raw if task in groups[j].raw]
-            if shared:
-                found[i, j] = compare_all([scale.of(first, shared), scale.of(groups[j], shared)])[0, 1]
+    for (i, first), (j, second) in combinations(enumerate(groups), 2):
+        if shared := _shared([first, second]):
+            found[i, j] = compare_all([first.scaled(shared, ranges), second.scaled(shared, ranges)])[0, 1]
     return found
 
 
-def _sentences(groups: Sequence[Scored], scale: Scale, found: Mapping[tuple[int, int], Comparison], unit: str) -> list[str]:
-    lines = [_alone(groups[0], scale, unit)] if len(groups) == 1 else []
-    for i, first in enumerate(groups):
-        for j in range(i + 1, len(groups)):
-            second = groups[j]
-            shared = [task for task in first.raw if task in second.raw]
-            if not shared:
-                lines.append(f"{first.name} and {second.name} cannot be compared: no task has runs of both.")
-                continue
-            ends = [float(iqm(np.concatenate(scale.of(group, shared)))) for group in (first, second)]
-            said = sentence(first.name, second.name, found[i, j], ends=(ends[0], ends[1]), unit=unit, num_tasks=len(shared))
-            lines.append(" ".join(filter(None, [said, unequal(first.name, second.name, (first.runs, second.runs))])))
+def _sentences(groups: Sequence[Scored], ranges: Ranges, found: Mapping[tuple[int, int], Comparison], unit: str) -> list[str]:
+    lines = [_alone(groups[0], ranges, unit)] if len(groups) == 1 else []
+    for (i, first), (j, second) in combinations(enumerate(groups), 2):
+        shared = _shared([first, second])
+        if not shared:
+            lines.append(f"{first.name} and {second.name} cannot be compared: no task has runs of both.")
+            continue
+        ends = [float(iqm(np.concatenate(group.scaled(shared, ranges)))) for group in (first, second)]
+        said = sentence(first.name, second.name, found[i, j], ends=(ends[0], ends[1]), unit=unit, num_tasks=len(shared))
+        lines.append(" ".join(filter(None, [said, unequal(first.name, second.name, (first.runs, second.runs))])))
     return lines
 
 
-def _alone(group: Scored, scale: Scale, unit: str) -> str:
+def _alone(group: Scored, ranges: Ranges, unit: str) -> str:
     """The sentence about a single group."""
-    scores = scale.of(group, list(group.raw))
+    scores = group.scaled(group.raw, ranges)
     found, num = aggregate(scores, ["iqm"])["iqm"], sum(map(len, scores))
     sure = f" (95 % interval {short(found.low)} to {short(found.high)})" if min(map(len, scores)) > 1 else ""
     return (
@@ -248,16 +235,16 @@ def _alone(group: Scored, scale: Scale, unit: str) -> str:
     )
 
 
-def _aggregates(groups: Sequence[Scored], scale: Scale, known: Mapping[str, Range], tasks: Sequence[str], unit: str) -> Table:
+def _aggregates(groups: Sequence[Scored], ranges: Ranges, known: Mapping[str, Range], tasks: Sequence[str], unit: str) -> Table:
     rows: list[list[Cell]] = []
     gap = all(task in known for group in groups for task in (tasks or group.raw))
     for group in groups:
         own = list(tasks or group.raw)
-        found = aggregate(scale.of(group, own), ["iqm", "median" if len(own) > 1 else "run_median", "mean"])
+        found = aggregate(group.scaled(own, ranges), ["iqm", "median" if len(own) > 1 else "run_median", "mean"])
         if gap:
-            found |= aggregate(Scale(known).of(group, own), ["optimality_gap"])
+            found |= aggregate(group.scaled(own, known), ["optimality_gap"])
         counts = [len(group.raw[task]) for task in own]
-        sure = found if resamples(counts) else plain_means(scale.of(group, own))
+        sure = found if resamples(counts) else plain_means(group.scaled(own, ranges))
         cells = [interval if name in sure else interval.value for name, interval in found.items()]
         rows.append([group.name, len(own), sum(counts), *cells])
     head = ["group", "tasks", "runs", "IQM", "median", "mean", *(["optimality gap"] if gap else [])]
@@ -290,33 +277,29 @@ def _by_task(groups: Sequence[Scored]) -> Table:
                 cells: list[Cell] = [found["mean"] if len(values) > 1 else found["mean"].value, found["iqm"].value]
                 rows.append([task, group.name, len(values), *cells, float(values.min()), float(values.max())])
     head = ["task", "group", "seeds", "mean", "IQM", "lowest", "highest"]
-    return Table(
-        "tasks",
-        "Task by task",
-        head,
-        rows,
-        "Returns as they are; the 95 % interval is that of the mean over seeds (Student's t).",
-    )
+    note = "Returns as they are; the 95 % interval is that of the mean over seeds (Student's t)."
+    return Table("tasks", "Task by task", head, rows, note)
 
 
-def _every_score(groups: Sequence[Scored], scale: Scale) -> Table:
+def _every_score(groups: Sequence[Scored], ranges: Ranges) -> Table:
     rows: list[list[Cell]] = []
     for group in groups:
         for task, runs in group.runs.items():
-            for run, raw, scaled in zip(runs, group.raw[task].tolist(), scale.one(task, group.raw[task]).tolist(), strict=True):
-                rows.append([group.name, task_of(run), seed_of(run), run.name, raw, *([scaled] if scale.ranges else [])])
-    head = ["group", "task", "seed", "run", "return", *(["score"] if scale.ranges else [])]
+            (scores,) = group.scaled([task], ranges)
+            for run, raw, score in zip(runs, group.raw[task].tolist(), scores.tolist(), strict=True):
+                rows.append([group.name, task_of(run), seed_of(run), run.name, raw, *([score] if ranges else [])])
+    head = ["group", "task", "seed", "run", "return", *(["score"] if ranges else [])]
     return Table("scores", "Every run", head, rows)
 
 
-def _profile(groups: Sequence[Scored], scale: Scale, tasks: Sequence[str], unit: str) -> Figure:
-    own = [scale.of(group, list(tasks or group.raw)) for group in groups]
+def _profile(groups: Sequence[Scored], ranges: Ranges, tasks: Sequence[str], unit: str) -> Figure:
+    own = [group.scaled(tasks or group.raw, ranges) for group in groups]
     values = np.concatenate([row for rows in own for row in rows])
     low, high = float(values.min()), float(values.max())
     margin = 0.05 * (high - low) or 0.5
     at = np.linspace(low - margin, high + margin, NUM_THRESHOLDS)
     series = []
-    for i, (group, rows) in enumerate(zip(groups, own, strict=True)):
-        series.append(as_series(group.name, performance_profile(rows, at), rows, i % NUM_COLORS))
+    for group, rows in zip(groups, own, strict=True):
+        series.append(as_series(group.name, performance_profile(rows, at), rows))
     note = f"For each score the share of runs above it. {BANDS} A line above another everywhere is better throughout."
     return Figure("profile", "Performance profile", series, unit, "share of runs above", note)

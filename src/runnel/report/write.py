@@ -10,6 +10,7 @@ import numpy as np
 from runnel.core.errors import ConfigError
 from runnel.eval.reference import Range
 from runnel.report.accounts import accounting, accounting_table, imbalances
+from runnel.report.budgets import COUNTS
 from runnel.report.collect import Collected
 from runnel.report.comparison import GOOD, comparison_page, csv_folder, run_rows
 from runnel.report.curves import Charts, by_label, make_charts, return_name
@@ -18,10 +19,10 @@ from runnel.report.page import table as html_table
 from runnel.report.plots import NUM_COLORS
 from runnel.report.tables import Cell, Table, write_csv
 from runnel.report.verdicts import How, Verdicts, make_verdicts
-from runnel.track.files import replace_file
+from runnel.track.files import replace_file, writing
 from runnel.track.folder import Row
-from runnel.track.history import History, is_number, load_history, share_axis
-from runnel.track.numbers import num_bytes, seconds, short
+from runnel.track.history import History, as_table, is_number, load_history, share_axis
+from runnel.track.numbers import seconds, short
 
 NUM_SAMPLES = 6
 
@@ -70,13 +71,9 @@ def write_comparison(
 
 
 def _write(target: Path, html: str) -> None:
-    try:
+    with writing(target, "the report"):
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, html.encode(errors="replace"))
-    except OSError as error:
-        raise ConfigError(
-            "out", str(target), f"the report cannot be written there ({error.strerror}); give another path"
-        ) from error
 
 
 def _write_numbers(runs: Sequence[History], charts: Charts, folder: Path) -> None:
@@ -152,7 +149,7 @@ def _eval_words(row: Row) -> str:
 
 def _facts(run: History) -> list[str]:
     last = run.last
-    facts = [fact(f"{last[key]:,}", label) for key, label in _COUNTS if is_number(last.get(key)) and last[key]]
+    facts = [fact(f"{last[key]:,}", label) for key, label in COUNTS if is_number(last.get(key)) and last[key]]
     if run.wall_s() is not None:
         facts.append(fact(seconds(run.wall_s()), "wall time"))
     train_s = run.end.get("time", {}).get("train_s")
@@ -163,9 +160,6 @@ def _facts(run: History) -> list[str]:
         if len(values):
             facts.append(fact(short(round(float(np.nanmedian(values)))), label))
     return facts
-
-
-_COUNTS = (("steps", "environment steps"), ("tokens", "tokens"), ("version", "updates"))
 
 
 def _time(run: History) -> str:
@@ -181,10 +175,8 @@ def _worker_bar(worker: str, stages: Mapping[str, float], longest: float, idle: 
     total = sum(stages.values())
     bars, keys = [], []
     for i, (stage, spent) in enumerate(sorted(stages.items(), key=lambda item: -item[1])):
-        style = f"background:var(--c{i % NUM_COLORS})"
-        bars.append(
-            f'<i style="{style};width:{100 * spent / max(longest, 1e-12):.2f}%" title="{text(stage)} {spent:.2f} s"></i>'
-        )
+        style, width = f"background:var(--c{i % NUM_COLORS})", 100 * spent / max(longest, 1e-12)
+        bars.append(f'<i style="{style};width:{width:.2f}%" title="{text(stage)} {spent:.2f} s"></i>')
         keys.append(f'<span><i style="{style}"></i>{text(stage)} {spent / max(total, 1e-12):.0%} · {_span(spent)}</span>')
     waiting = f'<br><span class="soft small">waits {idle:.0%}</span>' if idle is not None else ""
     return (
@@ -205,12 +197,9 @@ def _samples(run: History) -> str:
     if evaluated:
         parts += ["<h3>At the last evaluation</h3>", *map(_sample, evaluated[: 2 * NUM_SAMPLES])]
     if trained:
-        parts.append(
-            fold(f"First in training ({len(trained):,} kept in samples.jsonl)", "".join(map(_sample, trained[:NUM_SAMPLES])))
-        )
-        parts.append(
-            fold("Last in training", "".join(map(_sample, trained[NUM_SAMPLES:][-NUM_SAMPLES:])), opened=not evaluated)
-        )
+        first, last = ("".join(map(_sample, some)) for some in (trained[:NUM_SAMPLES], trained[NUM_SAMPLES:][-NUM_SAMPLES:]))
+        parts.append(fold(f"First in training ({len(trained):,} kept in samples.jsonl)", first))
+        parts.append(fold("Last in training", last, opened=not evaluated))
     return "".join(parts)
 
 
@@ -236,26 +225,20 @@ def _events(run: History) -> str:
         level = str(row.get("level", "info"))
         style = {"warning": "warn", "error": "bad"}.get(level, "soft")
         when = row.get("time", {}).get("wall_s")
-        rows.append(
-            [
-                seconds(when) if is_number(when) else "–",
-                f'<span class="{style}">{text(row["what"] if row.get("what") == "collapse" else level)}</span>',
-                text(row.get("text", "")),
-            ]
-        )
+        shown = f'<span class="{style}">{text("collapse" if row.get("what") == "collapse" else level)}</span>'
+        rows.append([seconds(when) if is_number(when) else "–", shown, text(row.get("text", ""))])
     return html_table(["at", "level", "message"], rows)
 
 
 def _origin(run: History) -> str:
-    git, made_with = (found if isinstance(found := run.info.get(key), Mapping) else {} for key in ("git", "versions"))
-    state = (
-        f"{git['commit']}{' with uncommitted changes' if git.get('dirty') else ''}"
-        if git.get("commit")
-        else "not in a repository"
-    )
+    from rich.filesize import decimal
+
+    git, made_with = as_table(run.info.get("git")), as_table(run.info.get("versions"))
+    changes = " with uncommitted changes" if git.get("dirty") else ""
+    state = f"{git['commit']}{changes}" if git.get("commit") else "not in a repository"
     items = {"seed": run.info.get("seed"), "git": state, "python": run.info.get("python"), "platform": run.info.get("platform")}
     versions = ", ".join(f"{k} {v}" for k, v in made_with.items())
-    checkpoints = [[text(name), num_bytes(size)] for name, size in run.folder.checkpoint_sizes()]
+    checkpoints = [[text(name), decimal(size)] for name, size in run.folder.checkpoint_sizes()]
     command, graph = run.info.get("command"), run.info.get("graph")
     return "".join(
         [

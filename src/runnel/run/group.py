@@ -97,7 +97,8 @@ class ProcessGroup:
         assert isinstance(trainer, TrainerWorker), "only a trainer that is alone in its process joins again"
         newest, before = self.channels[trainer.channel].newest(), dict.fromkeys(self.tables, 0)
         if states is not None:
-            trainer.restore(states[f"worker-{trainer.name}"])
+            # without the parts of a batch in progress: their segments are given out again
+            trainer.restore({**states[f"worker-{trainer.name}"], "parts": []})
             for name, table in self.tables.items():
                 before[name] = consumed_in(states[f"stream-{name}"], PACE, len(table.spec.all_readers))
         if newest < 0 or any(table.accounting(PACE).consumed < before[name] for name, table in self.tables.items()):

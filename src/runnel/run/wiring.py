@@ -27,8 +27,9 @@ from runnel.core.worker import Worker
 from runnel.flow.collective import TorchCollective
 from runnel.flow.inference.inline import InlineClient
 from runnel.flow.inference.mailboxes import InferenceServer, InferenceSpec, MailboxClient, MailboxServer, MailboxTable
+from runnel.flow.lossy import make_reader
 from runnel.flow.params import Channel, ChannelSubscriber, NoChannel
-from runnel.flow.slots import SlotTable, TableReader, TableWriter, make_reader
+from runnel.flow.slots import SlotTable, TableReader, TableWriter
 from runnel.flow.staleness import AdmissionRule
 from runnel.flow.traced import TracedPublisher, TracedReader, TracedSubscriber, TracedWriter
 from runnel.flow.transports.inproc import InprocTransport

@@ -14,8 +14,9 @@ from runnel.core.contracts.samples import SampleReader, Transform
 from runnel.core.errors import DataError
 from runnel.core.records import Slot, StreamSpec
 from runnel.flow.inference.inline import InlineClient
+from runnel.flow.lossy import make_reader
 from runnel.flow.params import ChannelSubscriber, NoChannel
-from runnel.flow.slots import SlotTable, TableReader, TableWriter, make_reader
+from runnel.flow.slots import SlotTable, TableReader, TableWriter
 from runnel.flow.staleness import LagRule
 from runnel.flow.transports.inproc import InprocTransport
 from runnel.flow.workers.transform import TransformWorker

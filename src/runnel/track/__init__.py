@@ -1,1 +1,1 @@
-"""Looking at a run: sinks for metrics, the live view, plots, the report."""
+"""The files of a run, and what watches it: sinks for metrics, the live view, the watch for a collapse, videos, traces."""

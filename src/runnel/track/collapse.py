@@ -25,7 +25,7 @@ SHARED = (
 )
 """Groups of settings that do not belong to an algorithm: `*` in a rule does not match them."""
 FIRST_EPISODES = 20
-"""With fewer episodes their mean says little about the policy."""
+"""With fewer episodes, their mean is too noisy to compare with."""
 NEAR = 0.05
 """A run counts as having reached its goal from this share below it: training explores, evaluation does not."""
 SAME = 1e-6
@@ -129,11 +129,11 @@ class Watcher:
 
     def _test(self, rule: CollapseRule, metrics: Mapping[str, float]) -> bool | None:
         """Whether a rule holds for a row; None if the row lacks its metrics. This runs for every rule at every update."""
-        test, limit = rule.test, rule.limit
+        test, limit = rule.sign.test, rule.sign.limit
         if test == "beyond_returns":  # without a first return there is nothing to compare with
-            found = [] if math.isnan(self._steady[0]) else [name for name in rule.metrics if name in metrics]
+            found = [] if math.isnan(self._steady[0]) else [name for name in rule.sign.metrics if name in metrics]
             return any(self._beyond(name, metrics[name], limit) for name in found) if found else None
-        value = metrics.get(rule.metrics[0])
+        value = metrics.get(rule.sign.metrics[0])
         if value is None or (rule.beside and rule.beside not in metrics):
             return None
         if test == "at_most":  # groups without signal have no gradient: another rule reports that
@@ -144,7 +144,7 @@ class Watcher:
             return metrics.get("episodes", 0.0) - self._steady[1] >= limit
         if test == "clipped":
             return value >= limit * self._most_clipped(metrics)
-        if value < limit or rule.metrics != SIGNAL:
+        if value < limit or rule.sign.metrics != SIGNAL:
             return value >= limit
         return _is_silent(metrics) and self._had_signal == (rule.kind == "no signal")
 
@@ -164,13 +164,13 @@ class Watcher:
     def _on_held(self, rule: CollapseRule, hold: Hold, version: int) -> Finding | None:
         hold.clear = 0
         if hold.num == 0:
-            hold.since = self._steady[2] if rule.test == "constant" else version
+            hold.since = self._steady[2] if rule.sign.test == "constant" else version
         hold.num += 1
         if not math.isnan(now := self._level.now):
             hold.low, hold.high, hold.total = min(hold.low, now), max(hold.high, now), hold.total + now
         if hold.told == "collapse":
             return self._still(rule, hold)
-        if hold.num < rule.updates:
+        if hold.num < rule.sign.updates:
             return None
         level, why = self._classify(rule, hold)
         if level == hold.told or not level:
@@ -183,14 +183,14 @@ class Watcher:
         if rule.kind not in self._resumed:
             return None
         self._resumed[rule.kind] += 1
-        return Finding(rule.kind, "still", hold.since, "") if self._resumed[rule.kind] == rule.updates else None
+        return Finding(rule.kind, "still", hold.since, "") if self._resumed[rule.kind] == rule.sign.updates else None
 
     def _on_not_held(self, rule: CollapseRule, hold: Hold) -> Finding | None:
         """A reported state is over when it has been away for as many updates as it takes to report it."""
         if hold.num == 0:
             return None
         hold.clear += 1
-        if hold.told and hold.clear < rule.updates:
+        if hold.told and hold.clear < rule.sign.updates:
             return None
         self._holds[rule.kind] = Hold()
         self._resumed.pop(rule.kind, None)
@@ -204,7 +204,7 @@ class Watcher:
         if not rule.may_be_solved or not self._level.high > -math.inf:
             return "collapse", ""
         why = self._why_solved(hold) if self._world == "language" else self._why_kept()
-        if rule.test != "constant":
+        if rule.sign.test != "constant":
             return ("note", why) if why else ("collapse", self._lost())
         if not self._level.varies:
             return (
@@ -282,7 +282,7 @@ class Watcher:
         }
 
     def restore(self, state: State) -> None:
-        """Go on from a snapshot. An empty one (of older checkpoints) starts anew."""
+        """Go on from a snapshot. With an empty one (of older checkpoints) the watch starts from the beginning."""
         self._restart()
         if not state:
             return

@@ -1,8 +1,8 @@
-"""evals.jsonl: what `runnel eval` measured on a finished run, one row each time, for reports and model cards.
+"""evals.jsonl: the measurements of `runnel eval` on a finished run, a row for each, for reports and model cards.
 
 A row holds the `version` of the parameters, the number of `episodes`, the `seed`, every return, per-episode numbers (`extra`),
-and the time. These evaluations play other episodes than training and its own evaluations did, so their scores are fresh. `best`
-marks an evaluation of the version with the best evaluation, `elsewhere` one on another environment than the run's own.
+and the time. The episodes are none of training or of its own evaluations, so their scores are fresh. `best` marks an evaluation
+of the best version, `elsewhere` one on another environment than the run's own.
 """
 
 from __future__ import annotations
@@ -45,14 +45,13 @@ def append_eval(run: Path | str, row: Mapping[str, object]) -> Path:
         with open_append(path) as file:
             file.write(json.dumps(dict(row)).encode() + b"\n")
     except OSError as error:
-        raise ConfigError(
-            "run", str(run), f"{FILE} cannot be written ({error.strerror or error}); use --json to see the result"
-        ) from error
+        fix = f"{FILE} cannot be written ({error.strerror or error}); use --json to see the result"
+        raise ConfigError("run", str(run), fix) from error
     return path
 
 
 def read_evals(run: Path | str) -> tuple[list[Row], list[str]]:
-    """The rows, oldest first, and what is wrong with the file.
+    """The rows, oldest first, and a sentence for each thing that is wrong with the file.
 
     Rows of the best version and rows on another environment are left out: a report compares the newest policies on their own
     tasks.

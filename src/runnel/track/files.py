@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
+
+from runnel.core.errors import ConfigError
 
 MAX_JSON = 64 << 20
 """Largest size in bytes of a file that is read as one object: config.json, run.json, study.json."""
@@ -32,15 +35,19 @@ def open_regular(path: Path, *, below: Path | None = None) -> BinaryIO:
     try:
         _check(path, os.stat(name, dir_fd=folder, follow_symlinks=False))  # opening a device can do something by itself
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        file = os.open(name, flags, dir_fd=folder)
+        return _opened(path, os.open(name, flags, dir_fd=folder), "rb")
     finally:
         os.close(folder)
+
+
+def _opened(path: Path, file: int, mode: Literal["rb", "ab"]) -> BinaryIO:
+    """A file object of the open file. It is checked again: the path may have been replaced between check and opening."""
     try:
-        _check(path, os.fstat(file))  # again: the path may have been replaced between the two calls
+        _check(path, os.fstat(file))
     except NotRegularError:
         os.close(file)
         raise
-    return os.fdopen(file, "rb")
+    return os.fdopen(file, mode)
 
 
 def _walk(path: Path, below: Path | None) -> tuple[int, str]:
@@ -98,13 +105,17 @@ def open_append(path: Path) -> BinaryIO:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     if path.is_symlink() or (path.exists() and not path.is_file()):
         _check(path, path.lstat())
-    file = os.open(path, flags, 0o666)
+    return _opened(path, os.open(path, flags, 0o666), "ab")
+
+
+@contextmanager
+def writing(path: Path, what: str, *, field: str = "out") -> Iterator[None]:
+    """Turn an `OSError` of the block into a `ConfigError` of `field`: `what` cannot be written to the user's `path`."""
     try:
-        _check(path, os.fstat(file))
-    except NotRegularError:
-        os.close(file)
-        raise
-    return os.fdopen(file, "ab")
+        yield
+    except OSError as error:
+        fix = f"{what} cannot be written there ({error.strerror or error}); give another path"
+        raise ConfigError(field, str(path), fix) from error
 
 
 def replace_file(path: Path, data: bytes) -> None:

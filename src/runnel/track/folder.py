@@ -16,10 +16,10 @@ import re
 import secrets
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from runnel.core.disk import told_if_refused
 from runnel.core.errors import ConfigError
@@ -31,56 +31,19 @@ Row = dict[str, Any]
 """A JSON object in a file of a run. Anyone may have written it, so a reader tests the type of each field that it uses."""
 Settings = Mapping[str, Any]
 """The settings of a run, as plain data."""
-ORDERS = ("stop", "scale", "checkpoint")
-WRITTEN = (
-    *("config.json", "run.json", "metrics.jsonl", "samples.jsonl", "groups.jsonl", "evals.jsonl", "orders.jsonl"),
-    *("control.json", "log.txt"),
-)
+
+ROWS = ("metrics.jsonl", "samples.jsonl", "groups.jsonl", "evals.jsonl", "orders.jsonl")
+"""Files of a run with a row a line."""
+WRITTEN = ("config.json", "run.json", *ROWS, "control.json", "log.txt")
 """Files of a run that are written in place."""
 LONGEST_NAME = 200
 """Bytes of a folder's name. File systems allow 255; the rest is room for suffixes of files that are named after the run."""
 
 PACKAGES = (
-    "runnel",
-    "numpy",
-    "torch",
-    "gymnasium",
-    "tyro",
-    "rich",
-    "safetensors",
-    "tensorboard",
-    "transformers",
-    "tokenizers",
-    "mujoco",
-    "ale-py",
-    "ray",
-    "wandb",
+    *("runnel", "numpy", "torch", "gymnasium", "tyro", "rich", "safetensors"),
+    *("tensorboard", "transformers", "tokenizers", "mujoco", "ale-py", "ray", "wandb"),
 )
 """Packages whose versions run.json notes."""
-
-
-class GitState(TypedDict, total=False):
-    """The work tree that a run was started in; empty outside of a repository."""
-
-    commit: str
-    dirty: bool
-    """Whether there were uncommitted changes."""
-
-
-class RunInfo(TypedDict):
-    """What run.json holds: all that is needed to run it again."""
-
-    recipe: str
-    subject: str
-    command: str
-    seed: int
-    created: str
-    versions: dict[str, str]
-    git: GitState
-    python: str
-    platform: str
-    graph: str
-    dataflow: Row
 
 
 def run_name(recipe: str, subject: str, *, seed: int, when: datetime) -> str:
@@ -156,9 +119,13 @@ class RunFolder:
         folder = cls(path)
         if not folder.path.is_dir():
             raise ConfigError(field, str(path), "there is no such folder; give the path that `runnel train` printed")
-        if not (folder.info.is_file() or folder.metrics.is_file()):
+        if not folder.has_run():
             raise ConfigError(field, str(path), "this folder holds no run (no run.json, no metrics.jsonl); give a run's folder")
         return folder
+
+    def has_run(self) -> bool:
+        """Whether this is the folder of a run."""
+        return self.info.is_file() or self.metrics.is_file()
 
     def check_files(self) -> None:
         """Raise a `ConfigError` if a file of the run is a link, a pipe or a device: writing to it would write elsewhere."""
@@ -182,7 +149,7 @@ class RunFolder:
             file.write(json.dumps(dict(order)).encode() + b"\n")
 
     def read_orders(self, start: int) -> tuple[list[Row], int]:
-        """The orders from byte `start` on, and the byte where the next one begins. -1 skips all that is there already."""
+        """The orders from byte `start` on, and the byte where the next one begins. -1 skips all orders that exist already."""
         if not self.orders.exists():
             return [], max(start, 0)
         if start < 0:
@@ -190,7 +157,7 @@ class RunFolder:
         with open_regular(self.orders) as file:
             file.seek(start)
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]  # an order may be half written now; the next call reads the whole of it
+        whole = data[: data.rfind(b"\n") + 1]  # an order may be half written now; the next call reads all of it
         found = []
         for line in whole.splitlines():
             try:
@@ -224,7 +191,7 @@ class RunFolder:
         return hmac.compare_digest(_hash(salt, token).encode(), known.encode())
 
     def holder(self) -> Holder:
-        """Who trains the run now, as far as this machine can see. Takes no lock, so it never makes a starting run fail."""
+        """Who trains the run now, as far as this machine can see. It takes no lock, so it never stops a run from starting."""
         return holder_of(self.path, locked_files())
 
     def is_held(self) -> bool:
@@ -250,38 +217,36 @@ class RunFolder:
         self,
         *,
         recipe: str,
-        command: Sequence[str] | str,
+        command: str,
         seed: int,
         created: datetime,
         subject: str = "",
         graph: str = "",
         dataflow: Row | None = None,
-    ) -> RunInfo:
-        """Write run.json. Returns what was written."""
-        info = RunInfo(
-            recipe=recipe,
-            subject=subject,
-            command=command if isinstance(command, str) else " ".join(command),
-            seed=seed,
-            created=created.isoformat(timespec="seconds"),
-            versions=package_versions(),
-            git=git_state(Path.cwd()),
-            python=platform.python_version(),
-            platform=platform.platform(),
-            graph=graph,
-            dataflow=dataflow or {},
-        )
+    ) -> Row:
+        """Write run.json, which holds all that is needed to run it again. Returns what was written."""
+        info: Row = {
+            "recipe": recipe,
+            "subject": subject,
+            "command": command,
+            "seed": seed,
+            "created": created.isoformat(timespec="seconds"),
+            "versions": package_versions(),
+            "git": git_state(Path.cwd()),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "graph": graph,
+            "dataflow": dataflow or {},
+        }
         _write_json(self.info, info)
         return info
 
-    def change_run_info(self, **fields: object) -> Row:
-        """Change some fields of run.json. Returns their old values."""
-        info = self.read_run_info()
-        _write_json(self.info, {**info, **fields})
-        return {name: info.get(name) for name in fields}
+    def change_run_info(self, **fields: object) -> None:
+        """Change some fields of run.json."""
+        _write_json(self.info, self.read_run_info() | fields)
 
     def read_run_info(self) -> Row:
-        """The content of run.json, as somebody may have left it: `RunInfo` where it is whole."""
+        """The content of run.json, as `write_run_info` wrote it, unless somebody has changed the file."""
         return _read_json(self.info)
 
     def read_rows(self) -> tuple[list[Row], list[str]]:
@@ -300,9 +265,9 @@ def _hash(salt: str, token: str) -> str:
 
 
 def _is_order(order: Row) -> bool:
-    """Whether this is an order that a run can follow; anyone who may write into its folder may have written it."""
+    """Whether this is an order that a run can follow. Anyone who may write into its folder may have written it."""
     if order.get("op") != "scale":
-        return order.get("op") in ORDERS
+        return order.get("op") in ("stop", "checkpoint")
     numbers = order.get("numbers")
     return isinstance(numbers, dict) and all(type(n) is int and n >= 1 for n in numbers.values())
 
@@ -341,20 +306,16 @@ def package_versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
     """The versions of the packages that are installed; imports none of them."""
     versions: dict[str, str] = {}
     for name in names:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
-def git_state(path: Path) -> GitState:
-    """The commit of the work tree at `path` and whether it has changes; empty outside of a repository or without git."""
+def git_state(path: Path) -> Row:
+    """The `commit` of the work tree at `path`, and whether it has changes (`dirty`); empty outside of a repository or without
+    git."""
     commit = _git(path, "rev-parse", "HEAD")
-    if commit is None:
-        return {}
-    status = _git(path, "status", "--porcelain")
-    return {"commit": commit, "dirty": bool(status)}
+    return {} if commit is None else {"commit": commit, "dirty": bool(_git(path, "status", "--porcelain"))}
 
 
 def _git(path: Path, *arguments: str) -> str | None:

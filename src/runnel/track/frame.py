@@ -9,8 +9,10 @@ import textwrap
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from runnel.core.user_code import brief
+from runnel.track.collapse import open_collapses
 from runnel.track.folder import Row
 from runnel.track.numbers import bar, seconds, short, sparkline
 
@@ -23,6 +25,9 @@ RETURN_KEYS = ("return", "reward")
 OF_THE_DATA = ("staleness/", "mismatch/", "ess", "version_span")
 """Prefixes of metrics that are shown beside the streams, and not among the learning metrics."""
 LABEL = 14
+"""Columns of a label at the left."""
+ROWS = 7
+"""Most lines of the two columns in the middle."""
 DIM, ACCENT = "bright_black", "cyan"
 MOST_LINES = 5
 """Most lines that a message about a collapse may take. Other messages take one."""
@@ -52,8 +57,8 @@ class Picture:
     mismatch: Row = field(default_factory=dict)
     """The last update that compares engine and learner. Few updates of an asynchronous run do."""
     messages: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=3))
-    collapses: dict[str, str] = field(default_factory=dict)
-    """The message of each kind of collapse that is not over. These messages stay on the screen."""
+    collapses: list[Row] = field(default_factory=list)
+    """The events of collapses that are not over. Their messages stay on the screen."""
 
     def add(self, row: Row) -> None:
         """Update the state with a row. This runs for every update, so it is cheap."""
@@ -71,9 +76,7 @@ class Picture:
         elif kind == "eval":
             self.evaluation, self.note = row, ""
         elif kind == "event" and row.get("what") == "collapse":
-            self.collapses.pop(str(row.get("collapse")), None)
-            if not row.get("over"):
-                self.collapses[str(row.get("collapse"))] = str(row.get("text", ""))
+            self.collapses = open_collapses([*self.collapses, row])
         elif kind == "event":
             self.messages.append((str(row.get("level", "info")), brief(str(row.get("text", "")))))
         elif kind == "end":
@@ -107,9 +110,9 @@ def clean(text: str) -> str:
 
 def frame(picture: Picture, *, width: int, height: int) -> list[Line]:
     """The whole picture, at most `height` lines of at most `width` columns."""
-    lines = [*_head(picture, width), [], *_score(picture, width), *_middle(picture, width), *_data(picture, width)]
-    for text in picture.collapses.values():
-        parts = textwrap.wrap(clean(text), max(width - 4, 8), max_lines=MOST_LINES, placeholder=" ...")
+    lines = [*_head(picture, width), [], *_score(picture, width), *_middle(picture, width), *_data(picture)]
+    for row in picture.collapses:
+        parts = textwrap.wrap(clean(str(row.get("text", ""))), max(width - 4, 8), max_lines=MOST_LINES, placeholder=" ...")
         lines += [[(" ● " if i == 0 else "   ", "bold red"), (part, "bold red")] for i, part in enumerate(parts)]
     for level, text in picture.messages:
         lines.append([(" ● ", LEVELS.get(level, "") or DIM), (clean(text)[: width - 4], LEVELS.get(level, ""))])
@@ -136,7 +139,7 @@ def few_lines(picture: Picture) -> list[str]:
     if picture.evaluation:
         row = picture.evaluation
         lines.append(f"evaluation at {row.get('steps') or row.get('version') or 0:,}: {describe_eval(row)}")
-    lines += [f"warning: {clean(text)}" for text in picture.collapses.values()]
+    lines += [f"warning: {clean(str(row.get('text', '')))}" for row in picture.collapses]
     return lines + [f"{level}: {clean(text)}" for level, text in picture.messages if level != "info"]
 
 
@@ -188,7 +191,7 @@ def _head(p: Picture, width: int) -> list[Line]:
     ]
     if p.note:
         counts.append((f"   {clean(p.note)}", "yellow"))
-    return [first, progress, _cut(counts, width)]
+    return [first, progress, counts]
 
 
 def _score(p: Picture, width: int) -> list[Line]:
@@ -196,12 +199,11 @@ def _score(p: Picture, width: int) -> list[Line]:
     line: Line = [_label(name), (f"{short(value):>8}  ", "bold"), (sparkline(p.returns, max(width - 42, 8)), ACCENT)]
     if p.best is not None:
         line.append((f"  best {short(p.best)}", DIM))
-    lines = [_cut(line, width)]
+    lines = [line]
     if p.evaluation:
         at = p.evaluation.get("steps") or p.evaluation.get("version") or 0
         main, _, rest = describe_eval(p.evaluation).partition("  ")
-        evaluation: Line = [_label("evaluation"), (f"{main:>8}  ", "bold green"), (rest, ""), (f"  at {at:,}", DIM)]
-        lines.append(_cut(evaluation, width))
+        lines.append([_label("evaluation"), (f"{main:>8}  ", "bold green"), (rest, ""), (f"  at {at:,}", DIM)])
     return lines
 
 
@@ -211,34 +213,33 @@ def _middle(p: Picture, width: int) -> list[Line]:
     left = [[("learning", DIM)], *_learning(p.update.get("metrics", {}), half)]
     right = [[("where the time goes", DIM)], *_stages(p, width - half - 5)]
     lines: list[Line] = [[]]
-    for i in range(max(len(left), len(right))):
-        a, b = (left[i] if i < len(left) else []), (right[i] if i < len(right) else [])
-        a = _cut(a, half)
+    for long, b in zip_longest(left, right, fillvalue=Line()):
+        a = _cut(long, half)
         gap = half - sum(len(text) for text, _ in a) + 3
         lines.append([(" ", ""), *a, (" " * gap, ""), *b])
     return lines
 
 
-def _learning(metrics: Numbers, width: int, rows: int = 7) -> list[Line]:
+def _learning(metrics: Numbers, width: int) -> list[Line]:
     shown = {k: v for k, v in metrics.items() if k not in RETURN_KEYS and not k.startswith(OF_THE_DATA)}
     order = sorted(shown, key=lambda k: (not k.startswith("loss"), k not in ("kl", "entropy"), k))
     lines: list[Line] = []
-    for key in order[:rows]:
+    for key in order[:ROWS]:
         name = clean(key)[: width - 11]
         lines.append([(name, ""), (f"{short(shown[key]):>{max(width - len(name), 1)}}", "bold")])
     return lines
 
 
-def _stages(p: Picture, width: int, rows: int = 7) -> list[Line]:
+def _stages(p: Picture, width: int) -> list[Line]:
     spent: dict[str, float] = {}
     for key, value in p.stages.items():
         spent[_kind(key)] = spent.get(_kind(key), 0.0) + value
     total = sum(spent.values()) or 1.0
     order = sorted(spent, key=lambda k: -spent[k])
-    name_width = min(max((len(k) for k in order[:rows]), default=8), width - 14)
+    name_width = min(max((len(k) for k in order[:ROWS]), default=8), width - 14)
     columns = width - name_width - 7
     lines: list[Line] = []
-    for key in order[:rows]:
+    for key in order[:ROWS]:
         share = spent[key] / total
         drawn = bar(share, columns)
         pad = " " * (columns - len(drawn))
@@ -261,27 +262,26 @@ def _kind(name: str) -> str:
     return (kind if dash and number.isdigit() else worker) + slash + stage
 
 
-def _data(p: Picture, width: int) -> list[Line]:
+def _data(p: Picture) -> list[Line]:
     metrics = p.update.get("metrics", {})
     lines: list[Line] = [[]]
     if "staleness/mean" in metrics or "staleness/max" in metrics:
-        lines.append(_cut([_label("staleness"), *_staleness(metrics)], width))
+        lines.append([_label("staleness"), *_staleness(metrics)])
     if "version_span" in metrics:
-        lines.append(_cut([_label("samples"), (_samples(p), "bold")], width))
+        lines.append([_label("samples"), (_samples(p), "bold")])
     if "mismatch/canary_kl" in metrics:
         kl, version = metrics["mismatch/canary_kl"], metrics["mismatch/canary_version"]
-        weight_check: Line = [(f"mismatch {short(kl)}", "bold"), (f"   checked at version {version:,.0f}", DIM)]
-        lines.append(_cut([_label("canary"), *weight_check], width))
+        lines.append([_label("canary"), (f"mismatch {short(kl)}", "bold"), (f"   checked at version {version:,.0f}", DIM)])
     idle = _idle(p)
     if idle:
-        lines.append(_cut([_label("idle"), (idle, "bold")], width))
+        lines.append([_label("idle"), (idle, "bold")])
     for stream, counts in p.update.get("streams", {}).items():
         rest = f" of {counts.get('dispatched', 0):,} consumed   {counts.get('in_flight', 0):,} in flight"
         rest += f" ({counts['queued']:,} in queue)" if counts.get("queued") else ""
-        lines.append(_cut([_label(stream), (f"{counts.get('consumed', 0):,}", "bold"), (rest, DIM)], width))
+        lines.append([_label(stream), (f"{counts.get('consumed', 0):,}", "bold"), (rest, DIM)])
         lost = _lost(counts)
         if lost:
-            lines.append(_cut([_label(""), (lost, "yellow")], width))
+            lines.append([_label(""), (lost, "yellow")])
     return lines
 
 
@@ -302,7 +302,7 @@ def _age(metrics: Numbers, name: str) -> str:
 
 
 def _samples(p: Picture) -> str:
-    """How far the samples of a language model are from the learner's policy."""
+    """The distance of a language model's samples from the learner's policy."""
     text = f"versions inside {short(p.update['metrics']['version_span'])}   ess {short(p.update['metrics'].get('ess'))}"
     if p.mismatch:
         at = "" if p.mismatch is p.update else f" at version {p.mismatch.get('version', 0):,}"

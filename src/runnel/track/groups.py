@@ -6,13 +6,13 @@ from pathlib import Path
 
 from runnel.track.files import replace_file
 from runnel.track.folder import Row, read_rows
-from runnel.track.sinks import encode
+from runnel.track.sinks.jsonl import line_of
 
 MAX_BYTES = 20_000_000
 
 
 class GroupFile:
-    """Keeps the file below `max_bytes`: beyond it every second group is removed, so the rest still spans the whole run."""
+    """Keeps the file below `max_bytes`: when it is larger, every second group is removed, so the rest still covers the run."""
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
         self.path, self._max_bytes = path, max_bytes
@@ -20,16 +20,16 @@ class GroupFile:
     def add(self, row: Row) -> None:
         """Append a group."""
         with self.path.open("ab") as file:
-            file.write(encode(row).encode(errors="backslashreplace") + b"\n")
+            file.write(line_of(row))
             size = file.tell()
         if size > self._max_bytes:
             rows = read_rows(self.path)[0]
             self._rewrite(rows[:-1:2] + rows[-1:])
 
     def cut(self, version: int) -> None:
-        """Remove groups that are newer than `version`, from which the run goes on, and half a line that a kill has left."""
+        """Remove groups that are newer than `version`, at which the run is resumed, and half a line that a kill has left."""
         if self.path.is_file():
             self._rewrite([row for row in read_rows(self.path)[0] if row.get("version", 0) <= version])
 
     def _rewrite(self, rows: list[Row]) -> None:
-        replace_file(self.path, b"".join(encode(row).encode(errors="backslashreplace") + b"\n" for row in rows))
+        replace_file(self.path, b"".join(map(line_of, rows)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,14 @@ from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
 from runnel.eval.statistics import mean_interval
 from runnel.track.collapse import open_collapses
-from runnel.track.folder import Row, RunFolder, read_rows
+from runnel.track.folder import Row, RunFolder, Settings, read_rows
 from runnel.track.status import failure_of, read_end, status_of
 
 Floats = NDArray[np.float64]
 Curve = tuple[Floats, Floats]
 """Positions and values."""
+Columns = dict[str, tuple[list[int], list[float]]]
+"""By name: the numbers of the rows that have a value, and these values."""
 
 
 @dataclass
@@ -64,9 +66,7 @@ class History:
 
     @property
     def label(self) -> str:
-        """The recipe and the environment or task. Runs that differ only in their seed have the same label."""
-        parts = [own_name(str(self.info.get(key) or "")) for key in ("recipe", "subject")]
-        return " ".join(part for part in parts if part) or self.name
+        return run_label(self.info, self.folder)
 
     @property
     def axis(self) -> str:
@@ -85,18 +85,9 @@ class History:
         return self._positions[at], np.where(np.isfinite(y), y, np.nan)
 
     @cached_property
-    def _columns(self) -> dict[str, tuple[list[int], list[float]]]:
-        """For each metric: the updates that have it, and its values there (NaN for what is no number).
-
-        All metrics are collected in one pass, since a run may have 100,000 rows.
-        """
-        found: dict[str, tuple[list[int], list[float]]] = {}
-        for number, row in enumerate(self.updates):
-            for name, value in row.get("metrics", {}).items():
-                at, values = found.setdefault(str(name), ([], []))
-                at.append(number)
-                values.append(_number(value))
-        return found
+    def _columns(self) -> Columns:
+        """All metrics, collected in one pass: a run may have 100,000 rows."""
+        return _columns_of((row.get("metrics", {}) for row in self.updates), gaps=True)
 
     @cached_property
     def _positions(self) -> Floats:
@@ -119,30 +110,20 @@ class History:
     def stage_seconds(self) -> dict[str, dict[str, float]]:
         """Seconds by worker and stage over the whole run (`trainer/update` is stage `update` of worker `trainer`)."""
         out: dict[str, dict[str, float]] = {}
-        for row in self.updates:
-            for key, spent in row.get("time", {}).get("stages", {}).items():
-                if is_number(spent):
-                    worker, _, stage = str(key).partition("/")
-                    stages = out.setdefault(worker, {})
-                    stages[stage or "all"] = stages.get(stage or "all", 0.0) + spent
+        for key, (_, seconds) in _columns_of(row.get("time", {}).get("stages", {}) for row in self.updates).items():
+            worker, _, stage = key.partition("/")
+            out.setdefault(worker, {})[stage or "all"] = sum(seconds)
         return out
 
     def idle_shares(self) -> dict[str, float]:
         """The share of time that each worker waited over the whole run (`waiting_share`)."""
         wall = np.array([_number(row.get("time", {}).get("wall_s")) for row in self.updates])
-        found: dict[str, tuple[list[int], list[float]]] = {}
-        for number, row in enumerate(self.updates):
-            for worker, share in row.get("time", {}).get("idle", {}).items():
-                if is_number(share):
-                    at, shares = found.setdefault(str(worker), ([], []))
-                    at.append(number)
-                    shares.append(share)
+        found = _columns_of(row.get("time", {}).get("idle", {}) for row in self.updates)
         return {w: waiting_share(wall, np.array(at, np.intp), np.array(shares)) for w, (at, shares) in found.items()}
 
     def streams(self) -> Row:
         """The last account of each stream."""
-        found = self.end.get("streams") or self.last.get("streams") or {}
-        return dict(found) if isinstance(found, Mapping) else {}
+        return dict(as_table(self.end.get("streams") or self.last.get("streams")))
 
     def wall_s(self) -> float | None:
         """Wall time of the run in seconds, if its rows say it."""
@@ -155,6 +136,18 @@ class History:
         x = np.array([row.get(axis) or 0 for row, _ in points], dtype=np.float64)
         y = np.array([value if is_number(value) else np.nan for _, value in points], dtype=np.float64)
         return x, y
+
+
+def _columns_of(rows: Iterable[Row], *, gaps: bool = False) -> Columns:
+    """The columns of a table that is given by rows. With `gaps`, a value that is no number becomes NaN; else it is left out."""
+    found: Columns = {}
+    for number, row in enumerate(rows):
+        for name, value in row.items():
+            if gaps or is_number(value):
+                at, values = found.setdefault(str(name), ([], []))
+                at.append(number)
+                values.append(_number(value))
+    return found
 
 
 def waiting_share(wall: Floats, rows: NDArray[np.intp], shares: Floats) -> float:
@@ -219,20 +212,34 @@ def is_sound(row: Row) -> bool:
     time = row.get("time", {})
     tables = [row.get("metrics", {}), row.get("streams", {}), time]
     tables += [time.get(part, {}) for part in ("stages", "idle", "ranks", "system")] if isinstance(time, dict) else []
+    gpus = as_table(as_table(time).get("system")).get("gpus")
     counts = [row.get("steps") or 0, row.get("version") or 0, row.get("tokens") or 0]
     scores = [row.get(name) for name in ("mean", "low", "high", "num")] if row.get("kind") == "eval" else []
     return (
         row.get("kind") in ("update", "eval", "event", "end")
         and all(isinstance(table, dict) for table in tables)
-        and all(isinstance(gpu, dict) for gpu in _as_list(time.get("system", {}).get("gpus")))
+        and all(isinstance(gpu, dict) for gpu in (gpus if isinstance(gpus, list) else []))
         and all(is_number(count) for count in counts)
         and all(score is None or type(score) in (int, float) for score in scores)
         and isinstance(row.get("samples", []), list)
     )
 
 
-def _as_list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
+def as_table(value: object) -> Settings:
+    """A part of a file that should be a table; empty if it is not, since anyone may have written the file."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def run_label(info: Row, folder: RunFolder) -> str:
+    """The recipe and the environment or task, else the folder's name. Runs that differ only in their seed share it."""
+    parts = [own_name(str(info.get(key) or "")) for key in ("recipe", "subject")]
+    return " ".join(dict.fromkeys(part for part in parts if part)) or folder.path.resolve().name
+
+
+def tags_in(config: Settings) -> list[str]:
+    """The tags that a run's config gives."""
+    tags = config.get("tags")
+    return [str(tag) for tag in tags] if isinstance(tags, list) else []
 
 
 def share_axis(runs: Sequence[History]) -> None:

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 REDRAW_S = 0.125
+"""Seconds between pictures in a terminal."""
 PLAIN_S = 5.0
+"""Seconds between lines in a log."""
 NOTEBOOK_S = 0.5
 """Seconds between pictures in a notebook, where each is a message to the browser."""
 MAX_COST = 0.01
-"""The view may cost this share of the run's time. A slow terminal is therefore redrawn less often."""
+"""The largest share of the run's time that drawing may take. A slow terminal is therefore redrawn less often."""
 ASCII = str.maketrans("━▁▂▃▄▅▆▇█▏▎▍▌▋▊▉●–∞", "=.,:;-=+#|||||||*-8")
 """Replacements for terminals that show ASCII only."""
 
@@ -94,35 +96,25 @@ class LiveView:
         if self._closed:
             return
         self._closed = True
-        if self.animated:
+        if self.animated or self.picture.update or self.picture.status:
             self._draw(self._clock.now())
-            if self._display is not None:
-                self._display.stop()
-        elif self.picture.update or self.picture.status:
-            self._measure(self._clock.now())
-            self._print(one_line(self.picture))
+        if self._display is not None:
+            self._display.stop()
 
     def _draw_if_due(self) -> None:
         now = self._clock.now()
-        if now < self._due or self._closed:
+        if now < self._due or self._closed or not (self.animated or self.picture.update):
             return
-        if self.animated:
-            self._draw(now)
-            cost = self._clock.now() - now
-            self._due = now + max(self._redraw_s, cost / MAX_COST)
-        elif self.picture.update:
-            self._measure(now)
-            self._print(one_line(self.picture))
-            self._due = now + PLAIN_S
+        self._draw(now)
+        cost = self._clock.now() - now
+        self._due = now + (max(self._redraw_s, cost / MAX_COST) if self.animated else PLAIN_S)
 
     def _draw(self, now: float) -> None:
-        self._measure(now)
+        self.picture.elapsed_s = now - self._start
         if self._display is not None:
             self._display.refresh()
-
-    def _measure(self, now: float) -> None:
-        """Set the elapsed time. The time left comes from the run's rows."""
-        self.picture.elapsed_s = now - self._start
+        else:
+            self._print(one_line(self.picture))
 
     def _start_display(self) -> _Display:
         if self._console.is_jupyter:

@@ -10,34 +10,14 @@ import ctypes
 import os
 import time
 from pathlib import Path
-from typing import TypedDict
+
+from runnel.track.folder import Row
 
 GB = 1e9
 LOOK_EVERY_S = 2.0
 """Seconds of wall time between two measurements."""
 _PPID, _UTIME, _STIME = 1, 11, 12
 """Fields of /proc/PID/stat, counted from the end of the name in brackets (the name may hold spaces)."""
-
-
-class GpuLoad(TypedDict, total=False):
-    """One GPU. A number that its driver does not report is left out."""
-
-    name: str
-    utilisation: float
-    memory_gb: float
-    total_gb: float
-
-
-class MachineLoad(TypedDict):
-    """The load of a run (`cores`, `memory_gb`) and of its machine."""
-
-    cores: float
-    machine_cores: float
-    num_cores: int
-    memory_gb: float
-    machine_memory_gb: float
-    total_memory_gb: float
-    gpus: list[GpuLoad]
 
 
 class Load:
@@ -52,12 +32,12 @@ class Load:
         self._foreign: set[int] = set()
         self._ours: dict[int, int] = {}
         self._machine, self._when = 0, 0.0
-        self._ticks = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-        self._page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+        self._ticks, self._page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
         self._gpus = Gpus()
 
-    def look(self) -> MachineLoad | None:
-        """The load since the last call; None at the first call, and if there is no /proc."""
+    def look(self) -> Row | None:
+        """The load of the run (`cores`, `memory_gb`) and of its machine since the last call; None at the first call, and if
+        there is no /proc."""
         now = time.monotonic()
         try:
             busy, times = self._busy_ticks(), self._process_ticks()
@@ -70,15 +50,15 @@ class Load:
         self._ours, self._machine, self._when = times, busy, now
         if first:
             return None
-        return MachineLoad(
-            cores=round(max(cores, 0.0), 3),
-            machine_cores=round(max(machine, 0.0), 3),
-            num_cores=os.cpu_count() or 1,
-            memory_gb=round(ours / GB, 3),
-            machine_memory_gb=round(machines / GB, 3),
-            total_memory_gb=round(total / GB, 3),
-            gpus=self._gpus.look(),
-        )
+        return {
+            "cores": round(max(cores, 0.0), 3),
+            "machine_cores": round(max(machine, 0.0), 3),
+            "num_cores": os.cpu_count() or 1,
+            "memory_gb": round(ours / GB, 3),
+            "machine_memory_gb": round(machines / GB, 3),
+            "total_memory_gb": round(total / GB, 3),
+            "gpus": self._gpus.look(),
+        }
 
     def _busy_ticks(self) -> int:
         """Ticks of all cores in user, nice, system, interrupt and stolen time; without idle time and waiting for a disk."""
@@ -87,7 +67,7 @@ class Load:
 
     def _process_ticks(self) -> dict[int, int]:
         """Ticks so far of each process of the run. A process that was foreign at the last call stays foreign: only new ones are
-        read, since reading thousands of files every two seconds would cost."""
+        read, since reading thousands of files every two seconds would take much time."""
         there = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
         self._foreign &= there
         stats = {pid: stat for pid in sorted(there - self._foreign) if (stat := self._stat(pid))}
@@ -155,12 +135,12 @@ class Gpus:
                 self._handles.append(handle)
                 self._names.append(name.value.decode(errors="replace"))
 
-    def look(self) -> list[GpuLoad]:
-        """The load of each GPU now."""
+    def look(self) -> list[Row]:
+        """The load of each GPU now. A number that its driver does not report is left out."""
         return [self._load(name, handle) for name, handle in zip(self._names, self._handles, strict=True)]
 
-    def _load(self, name: str, handle: ctypes.c_void_p) -> GpuLoad:
-        load: GpuLoad = {"name": name}
+    def _load(self, name: str, handle: ctypes.c_void_p) -> Row:
+        load: Row = {"name": name}
         assert self._library is not None, "it has handles"
         rates, memory = _Utilisation(), _Memory()
         if self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)) == 0:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnel.core.errors import ConfigError
-from runnel.track.files import replace_file
+from runnel.track.files import replace_file, writing
 from runnel.track.folder import Row, read_rows
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def check_encoder(field: str, value: object) -> None:
 
 
 def _codec(field: str = "record.videos", value: object = 1) -> tuple[str, str, dict[str, str]]:
+    """The first of `CODECS` that PyAV has."""
     import av
 
     for name, suffix, options in CODECS:
@@ -125,7 +126,8 @@ class EpisodeFiles:
 
     def add(self, event: Row, *, version: int, steps: int, again: bool = False) -> Row:
         """Write the video of an event. An earlier video of this version and episode is replaced, or with `again` kept."""
-        self._make_folder()
+        with writing(self.folder, "videos"):
+            self.folder.mkdir(parents=True, exist_ok=True)
         number, rows = int(event["episode"]), self.rows()
         if again:
             number = 1 + max((r["episode"] for r in rows if r["version"] == version), default=-1)
@@ -137,15 +139,8 @@ class EpisodeFiles:
         self._keep(rows)
         return row
 
-    def _make_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            fix = f"no folder can be made there ({error.strerror}); give a place that you may write to"
-            raise ConfigError("out", str(self.folder), fix) from error
-
     def cut(self, version: int) -> None:
-        """Remove what was recorded after `version`, from which the run goes on."""
+        """Remove what was recorded after `version`, at which the run is resumed."""
         if self.index.is_file():
             self._keep([row for row in self.rows() if row["version"] <= version])
 

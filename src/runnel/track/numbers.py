@@ -103,18 +103,6 @@ def middle(text: str, most: int) -> str:
     return f"{text[: most - 1 - head]}…{text[len(text) - head :]}"
 
 
-def num_bytes(value: int) -> str:
-    """A file size.
-
-    >>> num_bytes(512), num_bytes(4_200_000)
-    ('512 B', '4.2 MB')
-    """
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value >= size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value} B"
-
-
 def sparkline(values: Sequence[float], width: int) -> str:
     """The values as `width` small columns, each the mean of one of `width` equal ranges.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TypedDict
 
 from runnel.track.folder import Row
 
@@ -26,19 +25,12 @@ FRESH_S = 30.0
 """Seconds. No process of this machine holds a run that is trained on another machine. It counts as running while its metrics
 are not older than this."""
 _SOLVED = "evaluation reached "
+"""Beginning of the event before the end of a solved run, by which rows of older versions are recognised."""
 
 
-class RunEnd(TypedDict):
-    """How a run ended, as its `end` row says it."""
-
-    status: str
-    """One of `STATUSES`."""
-    interrupted: bool
-    """Whether somebody stopped it from outside."""
-
-
-def make_end(status: str) -> RunEnd:
-    """The fields of an `end` row. `status` is one of `STATUSES`, or `interrupted`: stopped from outside."""
+def make_end(status: str) -> Row:
+    """The fields of an `end` row that say how a run ended. `status` is one of `STATUSES`, or `interrupted`: stopped from
+    outside."""
     interrupted = status == "interrupted"
     return {"status": "stopped" if interrupted else status, "interrupted": interrupted}
 
@@ -56,10 +48,8 @@ def read_end(row: Row, last_event: str = "") -> Row:
     status = str(row.get("status") or "")
     if "interrupted" in row or not status:
         return dict(row)
-    new = make_end(status)
-    if status == "stopped" and last_event.startswith(_SOLVED):
-        new["status"] = "solved"
-    return {**row, **new}
+    solved = status == "stopped" and last_event.startswith(_SOLVED)
+    return row | make_end("solved" if solved else status)
 
 
 def has_ended(end: Row) -> bool:
@@ -77,11 +67,10 @@ def failure_of(end: Row, events: Sequence[Row]) -> str:
 
 
 def status_of(end: Row, *, held: bool, changed: float, elsewhere: bool = False) -> str:
-    """The status of a run.
+    """The status of a run, from its `end` row (empty if there is none).
 
-    `end` is its `end` row (empty if there is none), `held` says whether a process of this machine holds its lock, `changed` is
-    when its metrics were last written (seconds since 1970), `elsewhere` says whether another machine started it (`Holder.state`
-    is `unknown`).
+    `held`: a process of this machine holds its lock. `changed`: when its metrics were last written, in seconds since 1970.
+    `elsewhere`: another machine started it (`Holder.state` is `unknown`).
     """
     if held:  # first: a run that was resumed still has the end of its earlier part
         return "running"

@@ -81,10 +81,10 @@ def test_the_actor_follows_the_gradient_of_the_first_critic():
 def test_actor_and_targets_move_each_second_update_only():
     learner = make(TD3Config(actor_delay=2, tau=0.25))
     for i in range(4):
-        nets = copy.deepcopy(learner._nets())
+        nets = copy.deepcopy(learner._nets)
         metrics = step(learner, segment(i)).metrics
         moved = {
-            name: not all(torch.equal(a, b) for a, b in zip(net.parameters(), learner._nets()[name].parameters(), strict=True))
+            name: not all(torch.equal(a, b) for a, b in zip(net.parameters(), learner._nets[name].parameters(), strict=True))
             for name, net in nets.items()
         }
         late = i % 2 == 1
@@ -92,7 +92,7 @@ def test_actor_and_targets_move_each_second_update_only():
         assert ("loss/actor" in metrics) == late, "what was not computed is not told"
         assert metrics.get("loss/actor") != 0.0
     for name in ("actor", "critic"):
-        before, now, online = nets[f"target_{name}"], learner._nets()[f"target_{name}"], learner._nets()[name]
+        before, now, online = nets[f"target_{name}"], learner._nets[f"target_{name}"], learner._nets[name]
         for a, b, c in zip(before.parameters(), now.parameters(), online.parameters(), strict=True):
             torch.testing.assert_close(b, a + 0.25 * (c - a))
 

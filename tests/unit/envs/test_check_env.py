@@ -4,8 +4,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from toy_envs import DictGoal, Slow
 
-from runnel.envs.toy import BadEnv, Counter, DictGoal, MaskedBandit, PointMass, Slow, TruncationTrap
+from runnel.envs.toy import BadEnv, Counter, MaskedBandit, PointMass, TruncationTrap
 from runnel.testing.envs import check_env
 
 

@@ -8,8 +8,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from toy_envs import Composite, DictGoal
 
-from runnel.envs.toy import Composite, Counter, DictGoal, MaskedBandit, TruncationTrap
+from runnel.envs.toy import Counter, MaskedBandit, TruncationTrap
 from runnel.testing.env_play import difference
 from runnel.testing.env_report import EnvReport
 from runnel.testing.envs import check_env

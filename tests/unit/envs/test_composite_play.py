@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from toy_envs import Composite
 
 from runnel.core.trajectories import trajectory_stream
 from runnel.envs.registry import make_vector, probe_env
-from runnel.envs.toy import Composite
 from runnel.ops.distributions import make_head
 
 KINDS = sorted(Composite.SPACES)

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import torch
 from fake_streams import FakeClient, FakeWriter, by_noise, continuous
+from toy_envs import DictGoal
 
 from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.contracts.samples import Sampler
@@ -12,7 +13,7 @@ from runnel.core.spaces import ArraySpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.envs.registry import make_vector
 from runnel.envs.sampler import VecEnvSampler
-from runnel.envs.toy import BadEnv, Counter, DictGoal, MaskedBandit, PointMass
+from runnel.envs.toy import BadEnv, Counter, MaskedBandit, PointMass
 from runnel.envs.vector import episode_seed
 
 ROUTES = (AgentRoute("other", "x", "y"), AgentRoute(".*", "policy", "trajectories"))

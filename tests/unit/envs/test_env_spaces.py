@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from toy_envs import DictGoal
 
 from runnel.core.errors import ConfigError
 from runnel.envs.known import KNOWN
 from runnel.envs.registry import make_env, make_vector, obs_flattener, probe_env
 from runnel.envs.spaces import action_spec, env_spec, flatten_obs, obs_leaves
-from runnel.envs.toy import DictGoal, MaskedBandit, PointMass
+from runnel.envs.toy import MaskedBandit, PointMass
 from runnel.envs.vector.cpu_base import obs_writer
 from runnel.envs.vector.serial import action_rows
 
@@ -143,6 +144,12 @@ def test_a_missing_environment_says_what_to_do(target, says):
     with pytest.raises(ConfigError, match=says) as raised:
         probe_env(target)
     assert raised.value.field == "env"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="Atari is not installed")
+def test_a_game_that_does_not_exist_is_not_taken_for_a_missing_package():
+    with pytest.raises(ConfigError, match="did you mean ALE/Pong-v5"):
+        make_env("ALE/Pong-v9")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mujoco") is not None, reason="mujoco is installed")

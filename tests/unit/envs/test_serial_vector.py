@@ -5,10 +5,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from toy_envs import DictGoal
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.envs.registry import make_vector, probe_env
-from runnel.envs.toy import BadEnv, Counter, DictGoal, MaskedBandit, PointMass, TruncationTrap
+from runnel.envs.toy import BadEnv, Counter, MaskedBandit, PointMass, TruncationTrap
 from runnel.envs.vector import SerialVector, VectorEnv, episode_seed
 
 

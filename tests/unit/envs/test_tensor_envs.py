@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from fake_streams import FakeClient, FakeWriter, by_noise
+from toy_envs import PlainFourRooms
 
 from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
-from runnel.envs import toy
 from runnel.envs.device import (
     TENSOR_ENVS,
     Acrobot,
@@ -98,7 +98,7 @@ CASES = {
 
 
 def twin_of(name):
-    return toy.PlainFourRooms() if name == "FourRooms" else gym.make(name, disable_env_checker=True).unwrapped
+    return PlainFourRooms() if name == "FourRooms" else gym.make(name, disable_env_checker=True).unwrapped
 
 
 def some_actions(spec, num=NUM, seed=1):
@@ -154,8 +154,8 @@ def test_spaces_and_time_limits_are_gymnasiums(name):
 
 
 def test_four_rooms_looks_like_its_plain_form():
-    assert FourRooms().spec == probe_env("runnel.envs.toy:PlainFourRooms")
-    walls, plain = rooms(11), toy.PlainFourRooms(size=11)
+    assert FourRooms().spec == probe_env(PlainFourRooms)
+    walls, plain = rooms(11), PlainFourRooms(size=11)
     assert [[plain.is_wall(r, c) for c in range(11)] for r in range(11)] == walls.tolist()
     state = FourRooms().initial(2000, torch.Generator().manual_seed(0))
     assert not (state["agent"] == state["goal"]).any()

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from toy_envs import DictGoal, Slow
 
 from runnel.core.errors import ConfigError, RunnelError
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.envs.registry import choose_backend, make_source, make_vector
-from runnel.envs.toy import BadEnv, DictGoal, Slow
+from runnel.envs.toy import BadEnv
 from runnel.envs.vector import VectorConfig
 from runnel.envs.vector import measure as measuring
 from runnel.envs.vector.measure import (

@@ -3,8 +3,9 @@ import pytest
 from peer_rliable import load
 
 from runnel.core.errors import ConfigError, DataError
-from runnel.eval.aggregates import aggregate, percentiles, resampled
+from runnel.eval.aggregates import aggregate, resampled
 from runnel.eval.profiles import efficiency_curve, performance_profile
+from runnel.eval.statistics import percentiles
 
 
 def arrays(tasks=26, seeds=10, seed=0):

@@ -19,6 +19,8 @@ from runnel.llm.model.attention import PackedRows, packed_attention
 from runnel.llm.model.weights import Weight
 
 ROWS = [0, 1, 7, 700]
+NUMBERS = ("last", "position", "count", "left", "active", "sane", "top_k")
+"""The whole numbers of a row of an engine."""
 HEADS = [(4, 4, 32), (6, 2, 8), (3, 1, 20), (2, 2, 48)]
 
 
@@ -198,7 +200,7 @@ def test_recording_tokens(limited, in_torch):
         given = (index, token, logprob, torch.randn(5) if limited else None)
         both[0].record(*given)
         in_torch(both[1].record, *given)
-        for name in (*requests.NUMBERS, "tokens", "logprobs", "drawn"):
+        for name in (*NUMBERS, "tokens", "logprobs", "drawn"):
             assert torch.equal(getattr(both[0], name).nan_to_num(9.0), getattr(both[1], name).nan_to_num(9.0)), name
 
 
@@ -215,7 +217,7 @@ def test_drawing_and_recording_in_one(size, in_torch):
         logits[4, 2] = torch.nan if step == 1 else 0.5
         both[0].draw(logits, index)
         in_torch(both[1].draw, logits, index)
-        for name in (*requests.NUMBERS, "tokens"):
+        for name in (*NUMBERS, "tokens"):
             known = torch.tensor([0, 1, 4, 3, 5] if step else [0, 1, 2, 3, 4, 5])  # a broken row has some token
             assert torch.equal(getattr(both[0], name)[known], getattr(both[1], name)[known]), name
         torch.testing.assert_close(both[0].logprobs, both[1].logprobs, atol=1e-5, rtol=1e-5, equal_nan=True)

@@ -1,5 +1,7 @@
 """Triton kernels against the plain network and learner: actions, values, gradients, optimiser steps, and populations."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ from runnel.nets.population import Population
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 ACTIONS = {"discrete": ActionSpec("discrete", num_actions=5), "continuous": ActionSpec("continuous", (3,))}
-COEFS = {"clip": 0.2, "dual_clip": None, "value_clip": None, "value_coef": 0.5, "entropy_coef": 0.01}
+CONFIG = PPOConfig(lr=1e-3, clip_range=0.2, value_coef=0.5, entropy_coef=0.01, max_grad_norm=0.5)
 METRICS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
 
 
@@ -66,9 +68,9 @@ def test_what_the_kernels_serve():
 @pytest.mark.parametrize("clips", [(None, None), (1.5, 0.2)])
 def test_the_same_numbers_as_in_torch(kind, activation, clips):
     torch.manual_seed(0)
-    coefs = COEFS | {"dual_clip": clips[0], "value_clip": clips[1]}
+    config = replace(CONFIG, dual_clip=clips[0], value_clip=clips[1])
     nets = [make(kind, activation=activation, hidden=(64, 32)) for _ in range(2)]
-    ours, plain = (PPOLearner(PPOConfig(lr=1e-3, **coefs), net, seed=0, device="cuda") for net in nets)
+    ours, plain = (PPOLearner(config, net, seed=0, device="cuda") for net in nets)
     weights, other = (learner.optimiser.on_device()[0] for learner in (ours, plain))
     weights.add_(0.1 * torch.randn_like(weights))
     other.copy_(weights)
@@ -87,7 +89,7 @@ def test_the_same_numbers_as_in_torch(kind, activation, clips):
     grads = torch.autograd.grad(numbers["loss/total"], list(plain.net.parameters()))
     want_grad = torch.cat([g.reshape(-1) for g in grads])
     with torch.no_grad():
-        report = kernels.step(rows, order, rows=(300, 1500), optimiser=ours.optimiser, max_norm=0.5, **coefs)
+        report = kernels.step(rows, order, rows=(300, 1500), optimiser=ours.optimiser, config=config)
     assert (kernels.grad[0, :total] - want_grad).norm() < 0.02 * want_grad.norm()
     assert torch.allclose(report[0, :6], torch.stack([numbers[k].detach() for k in METRICS]), atol=0.02)
     assert torch.allclose(report[0, 6], want_grad.norm(), rtol=0.02)
@@ -101,7 +103,7 @@ def test_adam_steps_as_in_torch():
     adam, other = (Adam(x.parameters(), lr=1e-2, eps=1e-5) for x in (net, plain))
     rows, order, kernels = made_rows(plain, 1024), torch.randperm(1024, device="cuda"), kernels_for(net, adam)
     for _ in range(3):
-        report = kernels.step(rows, order, rows=(0, 1024), optimiser=adam, max_norm=0.5, **COEFS)
+        report = kernels.step(rows, order, rows=(0, 1024), optimiser=adam, config=CONFIG)
         grad = kernels.grad[:, : adam.on_device()[0].numel()].clone()
         norm = other.apply([grad], 0.5, collective=SingleProcess())
         assert torch.allclose(report[0, 6], norm, rtol=1e-4)
@@ -141,14 +143,14 @@ def test_a_population_is_its_members(kind):
     rows = made_rows(make(kind).cuda(), steps * 3 * each)
     order = torch.stack([torch.randperm(steps * each, device="cuda") for _ in range(3)])
     values = kernels.values(rows, width=3 * each)
-    report = kernels.step(rows, order, rows=(0, 256), width=3 * each, optimiser=together, max_norm=0.5, **COEFS)
+    report = kernels.step(rows, order, rows=(0, 256), width=3 * each, optimiser=together, config=CONFIG)
     for i, (net, adam) in enumerate(zip(nets, adams, strict=True)):
         own = Batch({k: x.unflatten(0, (steps, 3, each))[:, i].flatten(0, 1).contiguous() for k, x in rows.items()})
         single = kernels_for(net, adam)
         with torch.no_grad():
             assert torch.equal(single.values(own), values.view(steps, 3, each)[:, i].flatten())
             torch.testing.assert_close(single.values(own), net.value(own), atol=1e-2, rtol=0.0)
-        alone = single.step(own, order[i], rows=(0, 256), optimiser=adam, max_norm=0.5, **COEFS)
+        alone = single.step(own, order[i], rows=(0, 256), optimiser=adam, config=CONFIG)
         assert torch.allclose(alone[0], report[i], rtol=1e-4, atol=1e-6)
         assert torch.allclose(adam.on_device()[0], together.on_device()[0].view(3, -1)[i], atol=1e-5)
     first = Batch({k: x[: 3 * each] for k, x in rows.items()})

@@ -152,8 +152,9 @@ def test_reward_failures_are_cancelled_counted_and_not_zero():
     assert len(failures) == len(stream.cancelled)
 
 
-def test_a_reward_that_always_fails_stops_the_run():
-    sampler, client, stream = sampler_of(task_of(lambda p, c, word: [None] * len(c)), max_failures=3), client_of(), stream_of()
+def test_a_reward_that_always_fails_stops_the_run(monkeypatch):
+    monkeypatch.setattr("runnel.llm.sampling.sampler.MAX_FAILURES", 3)
+    sampler, client, stream = sampler_of(task_of(lambda p, c, word: [None] * len(c))), client_of(), stream_of()
     with pytest.raises(DataError, match=r"3 groups in a row failed.*no verdict"):
         run(sampler, client, stream, 60)
 

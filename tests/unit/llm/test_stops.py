@@ -138,6 +138,7 @@ def test_engines_end_where_transformers_generate_does(tmp_path, files, ends):
     theirs, lengths = AutoModelForCausalLM.from_pretrained(str(tmp_path)), []
     with torch.no_grad():
         theirs.get_output_embeddings().weight[ends] *= 4.0  # so that they come up
+    assert [HfEngine(theirs, num_slots=1, max_length=40, eos_id=e).end_ids for e in (2, [2, 7, 2])] == [(2,), (2, 7)]
     engines = [kind(theirs, num_slots=8, max_length=40, eos_id=t.end_ids) for kind in (HfEngine, NativeEngine)]
     for engine in engines:
         engine.load_params(ParamSet(0, model_params(theirs)))

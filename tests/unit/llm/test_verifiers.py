@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runnel.core.errors import ConfigError, DataError
-from runnel.llm.rewards.adapters import from_verl, verl_score
+from runnel.llm.rewards.adapters import verl_score
 from runnel.llm.rewards.code import python_tests
 from runnel.llm.rewards.components import BUILTIN, RewardComponent
 from runnel.llm.rewards.extract import extract
@@ -240,7 +241,7 @@ def test_verl_functions_are_taken_as_they_are():
         return float(solution_str == ground_truth)
 
     assert verl_score([""], ["a"], compute_score=slow, ground_truth=["a"]) == [1.0]
-    check_reward(from_verl(lambda data_source, solution_str, ground_truth, extra_info: 0.0))
+    check_reward(partial(verl_score, compute_score=lambda data_source, solution_str, ground_truth, extra_info: 0.0))
 
 
 def test_a_trained_reward_model_scores_text(tmp_path):

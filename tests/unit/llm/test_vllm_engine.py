@@ -222,7 +222,7 @@ class Shared(VllmEngine):
     """Starts once for many checks: `close` only empties it."""
 
     def close(self) -> None:
-        self.abort([c.id for c in (*self._waiting, *self._running.values())])
+        self.abort([*(r.id for r in self._waiting), *(c.request.id for c in self._running)])
         self.resume()
 
 

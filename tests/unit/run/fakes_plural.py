@@ -122,6 +122,31 @@ class Guided(Adder):
         self.worth.copy_(state["worth"])
 
 
+class InParts(Adder):
+    """The counting learner, which adds up the segments of a batch as they arrive."""
+
+    takes_parts = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sum, self.count, self.log = torch.zeros(1), 0, list[int]()
+
+    def add_part(self, segments: Any, *, progress: float) -> None:
+        for segment in segments["play"]:
+            self.sum, self.count = self.sum + segment.arrays["y"].mean(), self.count + 1
+            self.log.append(segment.header.sequence)
+
+    def finish_parts(self) -> Update:
+        mean = self.sum / self.count
+        self.w += 0.01 * mean
+        self.sum, self.count = torch.zeros(1), 0
+        return Update({"mean": float(mean)})
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.sum, self.count = torch.zeros(1), 0
+
+
 class Critic:
     """Moves a number towards the mean of the labels."""
 

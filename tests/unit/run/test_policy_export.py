@@ -56,7 +56,7 @@ CASES = {
     "dqn-lstm": Case("dqn", "CartPole-v1", normal(4), steps=12, num=30, settings={"net.core": "lstm"}),
     "pixels": Case("ppo", f"{HERE.parents[1] / 'learning' / 'pixel_env.py'}:Bright", pixels),
     "masked": Case("dqn", f"{TOY}MaskedBandit", normal(1), mask=4),
-    "multi-masked": Case("ppo", f"{TOY}Composite", normal(1), mask=9, settings={"env_kwargs": {"masked": True}}),
+    "multi-masked": Case("ppo", "toy_envs:Composite", normal(1), mask=9, settings={"env_kwargs": {"masked": True}}),
 }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes_plural import Archive, Critic, Label, plural
-from fakes_run import group_of, run
+from fakes_plural import Archive, Critic, InParts, Label, plural
+from fakes_run import experiment, group_of, run
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.flow.staleness import StalenessConfig
@@ -186,6 +186,63 @@ def test_a_checkpoint_has_the_parameters_of_every_trainer(tmp_path: Path) -> Non
     parts = group.snapshot()
     assert set(parts) >= {"params", "params-critic", "channel-policy", "channel-worth", "worker-critic", "worker-label"}
     assert torch.equal(parts["params-critic"]["w"], worker(group, "critic").learner.w)
+
+
+# ------------------------------------------------------------------------------------------------------ batches in parts
+def in_parts(staleness: StalenessConfig) -> Experiment:
+    e = experiment(num_actors=3, staleness=staleness)
+    return replace(e, trainers=(replace(e.leader, learner=lambda ranks: InParts()),))
+
+
+@pytest.mark.parametrize("staleness", MODES, ids=lambda s: s.mode)
+def test_a_batch_in_parts_is_the_batch(staleness: StalenessConfig) -> None:
+    """The same versions from the same segments, as far as rounding goes."""
+    parts, whole = group_of(in_parts(staleness)), group_of(experiment(num_actors=3, staleness=staleness))
+    found, wanted = [], []
+    for group, log in ((parts, found), (whole, wanted)):
+        group.start()
+        log += [e for e in run(group, 200) if e["kind"] == "update"]
+        group.check()
+    if staleness.mode != "window":  # there, a trainer that is busy earlier lets actors begin earlier
+        assert [e["sample_ids"] for e in found] == [e["sample_ids"] for e in wanted]
+        assert [e["metrics"]["mean"] for e in found] == pytest.approx([e["metrics"]["mean"] for e in wanted], rel=1e-6)
+    assert len(found) == len(wanted) == 20
+    learner = worker(parts, "trainer").learner
+    assert len(learner.log) == 60
+
+
+def test_a_part_is_trained_on_before_the_batch_is_whole() -> None:
+    group = group_of(in_parts(StalenessConfig("sync")))
+    group.start()
+    trainer, actor = worker(group, "trainer"), worker(group, "actor-0")
+    for _ in range(3):
+        actor.poll()
+    assert (trainer.poll(), trainer.version) == (1, 0)
+    assert trainer.learner.log == [0]
+    assert trainer.poll() == 0
+    assert trainer.waits_for() == "one more segment of a batch on stream 'play'"
+    assert group.accounting()["play"].in_flight > 0
+    group.check()
+
+
+@pytest.mark.parametrize("staleness", MODES, ids=lambda s: s.mode)
+@pytest.mark.parametrize("cut", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_a_run_that_is_killed_in_the_middle_of_a_batch_begins_the_batch_again(
+    staleness: StalenessConfig, cut: int, tmp_path: Path
+) -> None:
+    whole, half, again = (group_of(in_parts(staleness)) for _ in range(3))
+    whole.start()
+    half.start()
+    run(whole, cut)
+    run(half, cut)
+    half.check()
+    write_parts(tmp_path, half.snapshot())
+    again.start(read_parts(tmp_path), epoch=1)
+    again.check()
+    wanted, found = run(whole, 60), run(again, 60)
+    kept = [(e["version"], e["metrics"], e["sample_ids"]) for e in wanted if e["kind"] == "update"]
+    assert [(e["version"], e["metrics"], e["sample_ids"]) for e in found if e["kind"] == "update"] == kept
+    assert torch.equal(worker(whole, "trainer").learner.w, worker(again, "trainer").learner.w)
 
 
 # ----------------------------------------------------------------------------------------------------- placing, telling

@@ -72,11 +72,11 @@ def test_every_rule_has_a_case_and_a_name_of_its_own() -> None:
 def test_a_rule_is_told_once_after_its_updates_in_a_row_with_the_version_at_which_it_began(rule: CollapseRule) -> None:
     bad, good = CASES[rule.world, rule.kind]
     watcher = watcher_of(rule)
-    assert play(watcher, bad, rule.updates - 1) == [], "one row short of it"
+    assert play(watcher, bad, rule.sign.updates - 1) == [], "one row short of it"
     assert play(watcher, good, 1, start=100) == [], "on the other side of the limit"
-    found = play(watcher, bad, 5 * rule.updates, start=200)
+    found = play(watcher, bad, 5 * rule.sign.updates, start=200)
     ((version, finding),) = [(v, f) for v, f in found if f.kind == rule.kind]
-    assert (version, finding.level, finding.since) == (200 + rule.updates - 1, "collapse", 200)
+    assert (version, finding.level, finding.since) == (200 + rule.sign.updates - 1, "collapse", 200)
     assert finding.text.startswith(f"collapse since version 200 ({rule.kind}): {rule.shows}")
     assert rule.means in finding.text
 
@@ -84,7 +84,7 @@ def test_a_rule_is_told_once_after_its_updates_in_a_row_with_the_version_at_whic
 @pytest.mark.parametrize("rule", SIMPLE, ids=names(SIMPLE))
 def test_an_incident_that_is_over_may_come_again_and_one_good_row_does_not_end_it(rule: CollapseRule) -> None:
     bad, good = CASES[rule.world, rule.kind]
-    watcher, num = watcher_of(rule), rule.updates
+    watcher, num = watcher_of(rule), rule.sign.updates
     assert [f.level for _, f in play(watcher, bad, num) if f.kind == rule.kind] == ["collapse"]
     assert play(watcher, good, num - 1, start=100) == []
     assert [f for _, f in play(watcher, bad, num, start=200) if f.kind == rule.kind] == [], "it is the same incident"
@@ -292,7 +292,7 @@ def test_the_advice_names_the_settings_of_the_recipe_and_what_they_are_now() -> 
 @pytest.mark.parametrize("rule", RULES, ids=names(list(RULES)))
 def test_a_watch_that_is_saved_anywhere_goes_on_as_if_it_had_not_been(rule: CollapseRule) -> None:
     bad, good = CASES.get((rule.world, rule.kind), (FELL, {"return": 90.0, "episodes": 100.0}))
-    some = [*[good] * 3, *[bad] * (rule.updates + 3), *[good] * (rule.updates + 1), *[bad] * (rule.updates + 2)]
+    some = [*[good] * 3, *[bad] * (rule.sign.updates + 3), *[good] * (rule.sign.updates + 1), *[bad] * (rule.sign.updates + 2)]
     rows = [{**row, "episodes": row["episodes"] + 40.0 * v} if "episodes" in row else row for v, row in enumerate(some)]
     whole = watcher_of(rule)
     expected = [found for v, row in enumerate(rows) for found in whole.see(v, row)]
@@ -333,8 +333,8 @@ def test_the_page_of_the_docs_has_every_rule_with_its_numbers() -> None:
     assert shown.keys() == {(rule.world, rule.kind) for rule in RULES}
     for rule in RULES:
         when, updates, means, fixes = shown[rule.world, rule.kind]
-        assert all(f"`{name}`" in when for name in rule.metrics)
-        assert f"{rule.limit:g}" in when
-        assert int(updates) == rule.updates
+        assert all(f"`{name}`" in when for name in rule.sign.metrics)
+        assert f"{rule.sign.limit:g}" in when
+        assert int(updates) == rule.sign.updates
         assert means == rule.means
         assert fixes == "; ".join(f"{verb} " + ", ".join(f"`{p}`" for p in patterns) for verb, patterns in rule.fixes)

@@ -26,7 +26,7 @@ def test_run_name_is_safe_for_paths():
 
 def test_run_info_round_trip(tmp_path):
     folder = RunFolder.create(tmp_path, "run")
-    written = folder.write_run_info(recipe="ppo", command=["runnel", "train", "ppo"], seed=3, created=WHEN, graph="a -> b")
+    written = folder.write_run_info(recipe="ppo", command="runnel train ppo", seed=3, created=WHEN, graph="a -> b")
     read = folder.read_run_info()
     assert read == written == json.loads(folder.info.read_text())
     assert read["command"] == "runnel train ppo"

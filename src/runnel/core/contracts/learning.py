@@ -124,6 +124,25 @@ class HasWeightCheck(Protocol):
 
 
 @runtime_checkable
+class TakesParts(Protocol):
+    """A learner that can work on the segments of a batch one by one, as they arrive, and step when all are there.
+
+    The step must be the one that `prepare` and `update` of the whole batch would take, up to rounding.
+    """
+
+    takes_parts: bool
+    """Whether it is to do so; False: it gets whole batches."""
+
+    def add_part(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> None:
+        """Accumulate the gradient of a part of the batch."""
+        ...
+
+    def finish_parts(self) -> Update:
+        """All parts are there: take the step, which makes one new version."""
+        ...
+
+
+@runtime_checkable
 class LoadsParams(Protocol):
     """A learner that uses parameters which another trainer of the run publishes (a reward network, a teacher)."""
 

@@ -128,10 +128,14 @@ class RankReader(Protocol):
 
 
 class SharedReader(SampleReader, RankReader, Protocol):
-    """The consuming end of a stream that several ranks read: rank 0 takes and releases, the others are given their part."""
+    """The consuming end of a trainer's stream. Several ranks may share it: rank 0 takes and releases, others get their part."""
 
     def take(self, num_segments: int, *, ranks: int = 1) -> list[Segment]:
         """As for one reader; every rank gets its part (`core/sharding/batch_split.py`) of the segments."""
+        ...
+
+    def taken(self) -> list[Segment]:
+        """The segments that this reader has taken and not released, in sequence order."""
         ...
 
     def announce(self, address: str) -> None:

@@ -23,12 +23,12 @@ def module_of(x: Array) -> ModuleType:
     return torch if isinstance(x, Tensor) else np
 
 
-def plus(a: Array, b: Array, scale: float, *, out: Array | None = None) -> Array:
+def plus(a: Array, b: Array, scale: float) -> Array:
     """`a + scale * b`, of one shape; one kernel on a device."""
     if isinstance(a, Tensor):
-        return torch.add(a, b, alpha=scale, out=out)
-    # the product is new memory (or `out`), so the sum can go into it: one array less to allocate
-    x = np.multiply(b, _number(scale), out)
+        return torch.add(a, b, alpha=scale)
+    # the product is new memory, so the sum can go into it: one array less to allocate
+    x = np.multiply(b, _number(scale))
     return np.add(x, a, x)
 
 

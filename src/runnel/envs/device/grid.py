@@ -22,7 +22,7 @@ class FourRooms(ArrayEnv):
 
     Start and goal are two different free cells. A step costs 0.01; the goal pays 1 and ends the episode. A step into a wall
     has no effect. Observation: row and column of the agent and of the goal, scaled to [-1, 1], and whether each of the four
-    neighbours is a wall. `runnel.envs.toy:PlainFourRooms` is the same world as a plain Gymnasium environment.
+    neighbours is a wall.
     """
 
     name = "tensor:FourRooms"

@@ -146,10 +146,10 @@ class NumpyEngine:
         self.show(plan.rows[0])
         num_final = 0
         for t, request in enumerate(plan.rows):
-            answer = act(request)
-            for key, into in plan.answer(answer):
-                into[t] = answer[key].numpy()
-            following, rows = self._advance(answer["action"].numpy(), reward[t], terminated[t], truncated[t])
+            reply = act(request)
+            for key, into in plan.fields_of(reply):
+                into[t] = reply[key].numpy()
+            following, rows = self._advance(reply["action"].numpy(), reward[t], terminated[t], truncated[t])
             if rows is not None:
                 stop = num_final + len(rows)
                 for key, x in self._reset(following, rows).items():
@@ -204,13 +204,13 @@ class _Plan:
         self.final_index = found["final_index"]
         self.reward, self.terminated, self.truncated = found["rewards/env"], found["terminated"], found["truncated"]
         self.arrays, self.noise = found, noise.numpy()
-        self._answer: list[tuple[str, Rows]] | None = None
+        self._fields: list[tuple[str, Rows]] | None = None
 
-    def answer(self, rows: Batch) -> list[tuple[str, Rows]]:
+    def fields_of(self, reply: Batch) -> list[tuple[str, Rows]]:
         """Arrays for those fields of a policy's reply that the stream has."""
-        if self._answer is None:
-            self._answer = [(k, self.arrays[k]) for k in rows if k in self.arrays]
-        return self._answer
+        if self._fields is None:
+            self._fields = [(k, self.arrays[k]) for k in reply if k in self.arrays]
+        return self._fields
 
     def total(self) -> Tensor:
         """Sum of all observations and rewards: finite only if all of them are."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.contracts.inference import InferenceClient, RowPolicy
 from runnel.core.contracts.samples import SampleWriter
-from runnel.core.errors import ConfigError, NonFiniteError
+from runnel.core.errors import NonFiniteError
 from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.rng import make_seed
 from runnel.core.routes import route
@@ -27,11 +27,9 @@ from runnel.core.state import State, WorkerEvent
 from runnel.envs.device.episodes import records
 from runnel.envs.device.torch_engine import Act, Played
 from runnel.envs.device.vector import TensorVector
-from runnel.envs.sampler import AGENT, VecEnvSampler
-from runnel.envs.segments import CarriedReturns
+from runnel.envs.sampler import AGENT, SMALLEST_NOISE, VecEnvSampler
+from runnel.envs.segments import CarriedReturns, check_rows
 from runnel.kernels.graphs import CudaGraphed
-
-_SMALLEST_NOISE = 2.0**-25
 
 
 @dataclass
@@ -42,10 +40,7 @@ class _Report:
     count: Tensor | None
     total: Tensor
     arrived: torch.cuda.Event | None
-
-    def wait(self) -> None:
-        if self.arrived is not None:
-            self.arrived.synchronize()
+    """Waits until the copies have arrived; None where nothing is copied."""
 
 
 class DeviceSampler:
@@ -136,8 +131,7 @@ class DeviceSampler:
 
     def _segment(self, arrays: Batch, act: Act, rows: RowPolicy | None) -> Played:
         """Play a segment on the device. The noise is in fixed memory, so that requests can be made once."""
-        # a uniform number of exactly 0 would be a log of 0 in the policy
-        self._noise.uniform_(generator=self._generator).clamp_(min=_SMALLEST_NOISE)
+        self._noise.uniform_(generator=self._generator).clamp_(min=SMALLEST_NOISE)
         if self._returns is None:
             return self.vector.play(arrays, act, self._noise, rows)
         self._returns.begin(arrays)
@@ -148,10 +142,7 @@ class DeviceSampler:
     def _check(self, spec: StreamSpec) -> None:
         if self._noise.numel():
             return
-        if spec.sizes["B"] != self.vector.num_envs:
-            raise ConfigError(
-                "num_envs", self.vector.num_envs, f"stream {spec.name!r} has {spec.sizes['B']} rows; make them equal"
-            )
+        check_rows(spec, self.vector.num_envs)
         self._noise = torch.zeros(spec.sizes["T"], self.vector.num_envs, self._noise_size, device=self.vector.device)
 
     # --------------------------------------------------------------------------------------------------- reports
@@ -159,7 +150,8 @@ class DeviceSampler:
         """Turn all but the `keep` newest reports into events."""
         while len(self._reports) > keep:
             report = self._reports.pop(0)
-            report.wait()
+            if report.arrived is not None:
+                report.arrived.synchronize()
             if not math.isfinite(report.total.item()):
                 raise NonFiniteError("obs or rewards/env", self._num_steps, f"a segment of environment {self.vector.name!r}")
             if report.rows is None or report.count is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from runnel.core.state import State
 from runnel.envs.device.base import ArrayEnv, TensorEnv
 from runnel.envs.device.numpy_engine import NumpyEngine
 from runnel.envs.device.torch_engine import Act, Played, TorchEngine
-from runnel.envs.vector.contract import Episode, Fault, StepOut
+from runnel.envs.vector.contract import Episode, Fault, StepOut, allocate
 
 
 class TensorVector:
@@ -31,13 +33,8 @@ class TensorVector:
         self._seed_generator()
         in_numpy = self.device.type == "cpu" and isinstance(env, ArrayEnv)
         self._engine = (NumpyEngine if in_numpy else TorchEngine)(env, num_envs, self.generator)
-        obs, final = (
-            Batch({k: torch.zeros(num_envs, *x.shape, dtype=x.dtype, device=self.device) for k, x in env.spec.obs.items()})
-            for _ in range(2)
-        )
-        flags = [torch.zeros(num_envs, dtype=torch.bool, device=self.device) for _ in range(2)]
-        reward = torch.zeros(num_envs, device=self.device)
-        self.out = StepOut(obs, reward, flags[0], flags[1], final, None if self._engine.dense else [])
+        self.out = allocate(env.spec, num_envs, partial(torch.zeros, device=self.device))
+        self.out.final_rows = None if self._engine.dense else []
         self._engine.show(self.out.obs)
 
     def _seed_generator(self) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
 _TRIAL_STEPS = 4
+"""Several, because state that was missed may show only after some steps."""
 _FIX = (
     "it resets itself one step late (NEXT_STEP) and its state cannot be read from outside; give it autoreset_mode=SAME_STEP or "
     "DISABLED with reset masks, keep its state in numpy arrays, or use vector.backend=serial"

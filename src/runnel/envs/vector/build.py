@@ -24,10 +24,10 @@ def build_vector(source: EnvSource, num_envs: int, config: VectorConfig, *, seed
     config.check()
     config = choose(source, num_envs, config, cores=num_cores()).config
     if source.kind == "atari":
-        from runnel.envs.atari import ArcadeVector
+        from runnel.envs.atari import arcade_vector
 
         _only(source, config, "gymnasium")
-        return ArcadeVector(source.name, num_envs, seed=seed, index0=index0, threads=config.threads, kwargs=source.kwargs)
+        return arcade_vector(source.name, num_envs, seed=seed, index0=index0, threads=config.threads, kwargs=source.kwargs)
     if source.kind == "envpool":
         from runnel.envs.vector.envpool import PoolVector
 

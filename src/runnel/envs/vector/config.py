@@ -4,14 +4,14 @@ episodes."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, may_change, stays
 
 Backend = Literal["auto", "serial", "gymnasium", "processes", "envpool"]
-BACKENDS = ("auto", "serial", "gymnasium", "processes", "envpool")
+BACKENDS = get_args(Backend)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ So an actor with several vectors keeps their simulators busy while it waits for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -108,16 +109,14 @@ class VectorEnv(Protocol):
     def close(self) -> None: ...
 
 
-def allocate(spec: EnvSpec, num_envs: int) -> StepOut:
-    """Output memory of a vector, on the CPU."""
-    obs, final = (
-        Batch({k: torch.zeros(num_envs, *leaf.shape, dtype=leaf.dtype) for k, leaf in spec.obs.items()}) for _ in range(2)
-    )
-    mask = torch.ones(num_envs, spec.action.mask_size, dtype=torch.bool) if spec.has_mask else None
-    if mask is not None:
-        final[MASK] = mask.clone()
-    flags = [torch.zeros(num_envs, dtype=torch.bool) for _ in range(2)]
-    return StepOut(obs, torch.zeros(num_envs), flags[0], flags[1], final, [], mask)
+def allocate(spec: EnvSpec, num_envs: int, zeros: Callable[..., Tensor] = torch.zeros) -> StepOut:
+    """Output memory of a vector. `zeros` decides where it lies; it is called like `torch.zeros`."""
+    obs, final = (Batch({k: zeros(num_envs, *x.shape, dtype=x.dtype) for k, x in spec.obs.items()}) for _ in range(2))
+    mask = None
+    if spec.has_mask:
+        mask, final[MASK] = (zeros(num_envs, spec.action.mask_size, dtype=torch.bool).fill_(True) for _ in range(2))
+    reward, terminated, truncated = (zeros(num_envs, dtype=x) for x in (torch.float32, torch.bool, torch.bool))
+    return StepOut(obs, reward, terminated, truncated, final, [], mask)
 
 
 def mark_stack(spec: EnvSpec, num_frames: int) -> EnvSpec:

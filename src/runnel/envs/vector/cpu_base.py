@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -243,35 +243,20 @@ def _box_writer(leaf: ObsLeaf, buffer: Array) -> Callable[[int, Obs], None]:
     return write
 
 
-class EpisodeSeeds:
-    """`episode_seed` of one environment, which keeps the present block of seeds."""
-
-    def __init__(self, env: int) -> None:
-        self._env = env
-        self._block: tuple[int, int, list[int]] = (-1, -1, [])
-
-    def __call__(self, seed: int, episode: int) -> int:
-        block, offset = divmod(episode, _SEED_BLOCK)
-        if self._block[:2] != (seed, block):
-            self._block = (seed, block, seed_block(seed, self._env, block))
-        return self._block[2][offset]
-
-
 _SEED_BLOCK = 64
 
 
 def episode_seed(seed: int, env: int, episode: int) -> int:
     """The seed that environment `env` is reset with for its `episode`; `env.reset(seed=...)` replays it anywhere.
 
-    Seeds are drawn in blocks, because making a seed sequence costs as much as a few environment steps.
-
     >>> episode_seed(1, 0, 0) != episode_seed(1, 0, 1) != episode_seed(1, 1, 0)
     True
     """
-    return seed_block(seed, env, episode // _SEED_BLOCK)[episode % _SEED_BLOCK]
+    return int(_seed_block(seed, env, episode // _SEED_BLOCK)[episode % _SEED_BLOCK])
 
 
-def seed_block(seed: int, env: int, block: int) -> list[int]:
-    """The seeds of 64 episodes in a row."""
-    words = seed_sequence(seed, "env", env, block).generate_state(_SEED_BLOCK, np.uint32)
-    return [int(w) for w in words >> 1]
+@lru_cache(maxsize=1 << 15)
+def _seed_block(seed: int, env: int, block: int) -> Array:
+    """The seeds of 64 episodes in a row. Making a seed sequence costs as much as a few environment steps."""
+    words: Array = seed_sequence(seed, "env", env, block).generate_state(_SEED_BLOCK, np.uint32)
+    return words >> 1

@@ -84,9 +84,10 @@ class PoolVector(BatchVector):
         threads: int = 0,
         kwargs: Settings | None = None,
     ) -> None:
-        self._target, self._threads, self._kwargs = target, threads, dict(kwargs or {})
-        self._size, self._first = num_envs, index0
-        pool = self._make(seed)
+        def make(seed: int) -> Pool:
+            return make_pool(target, num_envs, seed=make_seed(seed, "envpool", index0), threads=threads, kwargs=kwargs)
+
+        self._make, pool = make, make(seed)
         space, action_space = spaces_of(pool)
         spec = mark_stack(env_spec(space, action_space), int(pool.config.get("stack_num", 0)))
         super().__init__(spec, space, num_envs, seed=seed, index0=index0, name=target)
@@ -94,10 +95,6 @@ class PoolVector(BatchVector):
         self._fire = fire_first(pool.config, num_envs)
         self._ids = np.arange(num_envs, dtype=np.int32)
         self._idle = np.zeros((num_envs, *action_space.shape), action_space.dtype)
-
-    def _make(self, seed: int) -> Pool:
-        pool_seed = make_seed(seed, "envpool", self._first)
-        return make_pool(self._target, self._size, seed=pool_seed, threads=self._threads, kwargs=self._kwargs)
 
     def _renew(self, seed: int) -> tuple[Obs, Info]:
         """Begin all episodes under `seed`. EnvPool takes a seed only when it is made, so another seed needs another pool."""

@@ -10,9 +10,10 @@ Gymnasium has three ways to reset after an episode's end:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from runnel.envs.spaces import MASK, Action, Info, Obs, action_spec, env_spec
 from runnel.envs.vector.array_state import ArrayState, check_arrays
 from runnel.envs.vector.batch import BatchVector, Rows, take
 from runnel.envs.vector.contract import StepOut, mark_stack
-from runnel.envs.vector.cpu_base import EpisodeSeeds, of_gymnasium, trusting_vector
+from runnel.envs.vector.cpu_base import episode_seed, of_gymnasium, trusting_vector
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -38,42 +39,42 @@ Flags = NDArray[np.bool_]
 Convert = Callable[[Array], Action]
 """Turns network actions `[B, ...]` into what the environment takes."""
 _POOL_SIZE = 64
+"""The fewest episodes in a pool: a reset of the pool resets all of its rows."""
 
 
-class Resets(Protocol):
+class Resets(ABC):
     """Begins the next episodes of a vector environment."""
 
     vec: gym.vector.VectorEnv
 
+    @abstractmethod
     def begin(self, seed: int) -> tuple[Obs, Info]:
         """Reset all environments. Returns `(obs, info)`."""
-        ...
 
+    @abstractmethod
     def renew(self, rows: Rows, truncated: Flags, obs: Obs, info: Info) -> tuple[Obs, Obs, Info]:
         """Begin new episodes in `rows`, where a step ended with `obs` and `info` (`truncated` `[B]`: by a limit).
 
         Returns the final observations of `rows`, and `obs` and `info` of all rows for the next decision.
         """
-        ...
 
     def last_info(self, info: Info) -> Info:
         """The part of a step's `info` that belongs to final observations, for all rows."""
-        ...
+        return info
 
     def after_step(self, actions: Array) -> None:
-        """Record the network actions of a step, for replays."""
-        ...
+        """Record the network actions of a step, if a replay needs them."""
 
+    @abstractmethod
     def save(self) -> State | None:
         """State from which `load` brings the environments back; None where that is impossible."""
-        ...
 
+    @abstractmethod
     def load(self, state: State, convert: Convert) -> Obs | None:
         """Undo `save`. If that needs a replay of actions (through `convert`), return the observations at its end, else None."""
-        ...
 
 
-class SameStep:
+class SameStep(Resets):
     """The environment resets itself at once and puts final observations into `info["final_obs"]`."""
 
     def __init__(self, vec: gym.vector.VectorEnv) -> None:
@@ -92,9 +93,6 @@ class SameStep:
         last: Info = info.get("final_info", {})
         return last
 
-    def after_step(self, actions: Array) -> None:
-        """No replay needs the actions."""
-
     def save(self) -> State | None:
         return {"state": self.vec.get_state()} if hasattr(self.vec, "get_state") else None
 
@@ -104,7 +102,7 @@ class SameStep:
         return None
 
 
-class ResetPool:
+class ResetPool(Resets):
     """The environment resets one step late. So rows that ended are filled from a pool: a second instance that was just
     reset."""
 
@@ -147,12 +145,6 @@ class ResetPool:
             rows, self._used = rows[count:], self._used + count
         return final, obs, info
 
-    def last_info(self, info: Info) -> Info:
-        return info
-
-    def after_step(self, actions: Array) -> None:
-        """No replay needs the actions."""
-
     def save(self) -> State | None:
         return {**self._state.save(), "seed": self._seed, "block": self._block, "used": self._used}
 
@@ -165,14 +157,13 @@ class ResetPool:
         return None
 
 
-class Masked:
+class Masked(Resets):
     """The caller resets rows that ended, by `reset(seed=..., options={"reset_mask": ...})`, with the seeds of `serial`."""
 
     def __init__(self, vec: gym.vector.VectorEnv, name: str, index0: int) -> None:
         self.vec, self._name, self._index0 = vec, name, index0
         self._action = action_spec(vec.single_action_space)
         b = vec.num_envs
-        self._seeds = [EpisodeSeeds(index0 + i) for i in range(b)]
         self._seed, self._clock = 0, 0
         self._episode, self._start, self._used = (np.zeros(b, np.int64) for _ in range(3))
         self._history: list[Array] = []
@@ -186,7 +177,7 @@ class Masked:
         self._episode[rows] += 1
         self._start[rows] = self._clock
         for row in rows.tolist():
-            self._used[row] = self._seeds[row](self._seed, int(self._episode[row]))
+            self._used[row] = episode_seed(self._seed, self._index0 + row, int(self._episode[row]))
         return self._reset_to(rows, self._used[rows].tolist())
 
     def _reset_to(self, rows: Rows, seeds: list[int]) -> tuple[Obs, Info]:
@@ -206,9 +197,6 @@ class Masked:
             return final, obs, info
         obs, first = self._reset(over)
         return final, obs, with_masks(info, over, first, over, self._action)
-
-    def last_info(self, info: Info) -> Info:
-        return info
 
     def _over(self, rows: Rows, truncated: Flags, info: Info) -> Rows:
         """Those of `rows` that need a reset."""

@@ -13,22 +13,23 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
 from torch import Tensor
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.spaces import EnvSpec
 from runnel.core.state import Plain, State
-from runnel.envs.vector.contract import MAX_FAILURES, Episode, StepOut
+from runnel.envs.vector.contract import MAX_FAILURES, Episode, StepOut, allocate
 from runnel.envs.vector.cpu_base import CpuVector, episode_seed
 from runnel.envs.vector.memory import check_memory
-from runnel.envs.vector.shared import read_message, send_message, shared_arrays, shared_out, slice_out
-from runnel.envs.vector.worker import ERROR, FAULTS, STEP, TELL, EnvWorker, Job
+from runnel.envs.vector.serial import SerialVector
+from runnel.envs.vector.shared import read_message, send_message, shared_zeros, slice_out
+from runnel.envs.vector.worker import ERROR, FAULTS, STEP, TELL, EnvWorker, Job, StepReport
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 SPIN_S = 50e-6
 """A process looks for its byte this long before it sleeps: waking up takes as long."""
 CLOSE_S = 5.0
+"""Time that a worker has to close its environments before it is killed."""
 LOOKS = 8
 """How many times within `step_timeout_s` the parent looks which environment a worker is stepping."""
 
@@ -66,9 +68,14 @@ class ProcessVector(CpuVector):
             raise ConfigError("vector.backend", "processes", "this system cannot fork processes; use serial")
         num_workers = min(num_workers or num_cores(), num_envs)
         check_memory(spec, num_envs, num_steps=0, num_segments=0, num_workers=num_workers)
-        super().__init__(spec, num_envs, seed=seed, index0=index0, name=name, out=shared_out(spec, num_envs), check=check)
+        out = allocate(spec, num_envs, shared_zeros)
+        super().__init__(spec, num_envs, seed=seed, index0=index0, name=name, out=out, check=check)
         self._make, self._restart, self._timeout_s = make, restart, step_timeout_s or None
-        self._allocate(num_workers)
+        edges = [num_envs * worker // num_workers for worker in range(num_workers + 1)]
+        self._runs = [slice(first, last) for first, last in pairwise(edges)]
+        kind = torch.int64 if spec.action.dtype == torch.int64 else torch.float32
+        self._actions = shared_zeros(num_envs, *spec.action.shape, dtype=kind)
+        self._shared = StepReport(num_envs, num_workers)
         self._episode, self._start, self._failures = (np.zeros(num_envs, np.int64) for _ in range(3))
         self._workers: list[EnvWorker] = []
         self._finalizer = weakref.finalize(self, _end_all, self._workers, os.getpid())
@@ -77,42 +84,28 @@ class ProcessVector(CpuVector):
         self._waiting: list[EnvWorker] = []
         self._deadline: float | None = None
 
-    def _allocate(self, num_workers: int) -> None:
-        b, action = self.num_envs, self.spec.action
-        edges = [b * w // num_workers for w in range(num_workers + 1)]
-        self._runs = [slice(lo, hi) for lo, hi in pairwise(edges)]
-        kind = np.int64 if action.dtype == torch.int64 else np.float32
-        places: dict[str, tuple[DTypeLike, tuple[int, ...]]] = {
-            "actions": (kind, (b, *action.shape)),
-            "num_final": (np.int64, (num_workers,)),
-            "at_row": (np.int64, (num_workers,)),
-            "final_rows": (np.int64, (b,)),
-            "totals": (np.float64, (b,)),
-            "lengths": (np.int64, (b,)),
-        }
-        self._shared = shared_arrays(places)
-        self._actions = torch.from_numpy(self._shared["actions"])
-        self._shared["at_row"].fill(-1)
-
     def _fork(self, number: int) -> EnvWorker:
-        run, shared = self._runs[number], self._shared
-        shared["at_row"][number] = -1
+        rows = self._runs[number]
+        self._shared.at_row[number] = -1
         job = Job(
-            self._make,
-            run,
-            slice_out(self.out, run),
-            self._actions[run],
-            shared["num_final"],
-            shared["final_rows"],
-            shared["totals"],
-            shared["lengths"],
-            shared["at_row"],
             number,
-            self._seed,
+            rows,
             self.index0,
-            self.name,
-            self._restart,
-            self.check,
+            # not a lambda, which would hold this object: it has to end its workers as soon as nobody holds it
+            partial(
+                SerialVector,
+                self._make,
+                rows.stop - rows.start,
+                seed=self._seed,
+                index0=self.index0 + rows.start,
+                name=self.name,
+                restart=self._restart,
+                out=slice_out(self.out, rows),
+                check=self.check,
+            ),
+            self._actions[rows],
+            self._shared,
+            # a process that spins needs a core of its own
             spin_s=SPIN_S if len(self._runs) < num_cores() else 0.0,
         )
         return EnvWorker(job)
@@ -179,7 +172,7 @@ class ProcessVector(CpuVector):
         row, deadline = worker.job.rows.start, self._deadline
         while not worker.wait(min(deadline - time.monotonic(), self._timeout_s / LOOKS)):
             # the worker went on to another environment: that one has the whole time again
-            if (now := int(self._shared["at_row"][worker.job.number])) != row:
+            if (now := int(self._shared.at_row[worker.job.number])) != row:
                 row, deadline = now, time.monotonic() + self._timeout_s
             elif time.monotonic() >= deadline:
                 return False
@@ -189,27 +182,27 @@ class ProcessVector(CpuVector):
         """Join the final rows of all workers, in the order of rows."""
         shared = self._shared
         rows: list[int] = []
-        if not lost and not shared["num_final"].any():
+        if not lost and not shared.num_final.any():
             self.out.final_rows = []
             return
         for number, run in enumerate(self._runs):
             if number in lost:
                 self._salvage(number)
-            for at in range(run.start, run.start + int(shared["num_final"][number])):
+            for at in range(run.start, run.start + int(shared.num_final[number])):
                 if len(rows) != at:  # close the gap that an earlier worker left
                     for final in self._final.values():
                         final[len(rows)] = final[at]
-                row = int(shared["final_rows"][at])
-                if shared["lengths"][at] >= 0:
+                row = int(shared.final_rows[at])
+                if shared.lengths[at] >= 0:
                     self._failures[row] = 0
-                    self._ended.append(Episode(self.index0 + row, float(shared["totals"][at]), int(shared["lengths"][at])))
+                    self._ended.append(Episode(self.index0 + row, float(shared.totals[at]), int(shared.lengths[at])))
                 rows.append(row)
         self.out.final_rows = rows
         if rows:
             self._episode[rows] += 1
             self._start[rows] = self._clock
 
-    # --------------------------------------------------------------------------------------------------------- trouble
+    # ---------------------------------------------------------------------------------------------------- lost workers
     def _salvage(self, number: int) -> None:
         """Complete the step of a worker that was lost in it. Rows before the one that broke have stepped, the others have not.
 
@@ -217,7 +210,7 @@ class ProcessVector(CpuVector):
         stepped, else at the last good one with reward 0.
         """
         run, shared = self._runs[number], self._shared
-        broke = int(shared["at_row"][number])
+        broke = int(shared.at_row[number])
         stepped = max(broke, run.start)
         ended = [r for r in range(run.start, stepped) if self._terminated[r] or self._truncated[r]]
         finals = {k: final[run.start : run.start + len(ended)].copy() for k, final in self._final.items()}
@@ -227,12 +220,12 @@ class ProcessVector(CpuVector):
                 final[at] = finals[key][ended.index(row)] if row in ended else self._now[key][row]
             if row not in ended:
                 self._terminated[row], self._truncated[row] = False, True
-            shared["final_rows"][at], shared["lengths"][at] = row, -1
-        shared["num_final"][number] = run.stop - run.start
+            shared.final_rows[at], shared.lengths[at] = row, -1
+        shared.num_final[number] = run.stop - run.start
 
     def _report(self, number: int, problem: str) -> None:
         """Record a fault for each environment of a lost worker, or raise an error about the one that broke."""
-        run, broke = self._runs[number], int(self._shared["at_row"][number])
+        run, broke = self._runs[number], int(self._shared.at_row[number])
         for row in range(run.start, run.stop):
             env, episode, step = self.index0 + row, int(self._episode[row]), self._clock - int(self._start[row])
             kind = "env_failed" if broke in (row, -1) else "env_lost"
@@ -257,7 +250,7 @@ class ProcessVector(CpuVector):
         self._hear(fresh)
         self._reward[run], self._terminated[run], self._truncated[run] = flags
 
-    # ------------------------------------------------------------------------------------------------------- questions
+    # -------------------------------------------------------------------------------------------------------- messages
     def _ask_all(self, told: list[State]) -> list[Plain]:
         for worker, message in zip(self._workers, told, strict=True):
             self._tell(worker, message)

@@ -19,12 +19,13 @@ from runnel.envs.bounds import Bounds, due_rows
 from runnel.envs.rewind import load_env, save_env, stateful_part
 from runnel.envs.spaces import MASK, Action, Info, Obs, StepResult, env_spec, mask_in_obs, obs_leaves
 from runnel.envs.vector.contract import MAX_FAILURES, Episode, StepOut, mark_stack
-from runnel.envs.vector.cpu_base import CpuVector, EpisodeSeeds, explained_by, obs_writer, of_gymnasium, trusting
+from runnel.envs.vector.cpu_base import CpuVector, episode_seed, explained_by, obs_writer, of_gymnasium, trusting
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
 _PRUNE_AT = 1024
+"""Actions are pruned when the history has this many steps, or has doubled, so that the cost is spread over many steps."""
 
 
 def look_at(env: gym.Env, name: str, check: str = "") -> EnvSpec:
@@ -81,12 +82,11 @@ class _EnvCopy:
         self.total = 0.0
         self.start = 0
         self.failures = 0
-        self._seeds = EpisodeSeeds(index)
 
     def next_episode(self, seed: int, clock: int) -> tuple[Obs, Info]:
         """Reset into the next episode under the run's seed `seed`. `clock` is the vector's step count at its first decision."""
         self.episode += 1
-        self.seed = self._seeds(seed, self.episode)
+        self.seed = episode_seed(seed, self.index, self.episode)
         self.total, self.start = 0.0, clock
         obs, info = self.env.reset(seed=self.seed)
         progressed()
@@ -98,7 +98,7 @@ class SerialVector(CpuVector):
 
     `index0` is the global number of the first one: seeds and episode records carry global numbers. With `restart`, an
     environment that raises is replaced, its episode truncated, and the fault counted. `out` is memory to write into (None:
-    its own).
+    its own). `watcher(row)` is called before each step of an environment, so that another process can see which one is stepped.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class SerialVector(CpuVector):
         restart: bool = False,
         out: StepOut | None = None,
         check: str = "",
+        watcher: Callable[[int], None] | None = None,
     ) -> None:
         from runnel.envs.wrappers import FrameStack
 
@@ -134,17 +135,11 @@ class SerialVector(CpuVector):
         self._bounds = Bounds([] if known else self._leaves)
         self._bounded = bool(self._bounds)
         self._bind_writers()
-        self._watcher: Callable[[int], None] | None = None
+        self._watcher = watcher
         self._steps = [self._stepper(row) for row in range(num_envs)]
         self._replayed = any(copy.stateful is None for copy in self._copies)
         self._history: list[Array] = []
         self._prune_at = _PRUNE_AT
-
-    def watch(self, watcher: Callable[[int], None]) -> None:
-        """Call `watcher(row)` before each step of an environment, so that another process can see which one is being
-        stepped."""
-        self._watcher = watcher
-        self._steps = [self._stepper(row) for row in range(self.num_envs)]
 
     def _stepper(self, row: int) -> Callable[[Action], StepResult]:
         step: Callable[[Action], StepResult] = self._copies[row].env.step
@@ -218,10 +213,6 @@ class SerialVector(CpuVector):
             row = self._step_from(row, converted)
         if self._bounded and (rows := due_rows(self._clock, self.num_envs)) is not None:
             self._check_bounds(rows)
-
-    def step(self, actions: Tensor) -> StepOut:
-        self.send(actions)
-        return self.out
 
     def _step_from(self, start: int, actions: list[Action]) -> int:
         """Step the environments from row `start` on. Returns the row after the last one that was stepped or failed."""

@@ -10,56 +10,27 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
 from torch import Tensor
 
 from runnel.core.errors import DataError
 from runnel.core.framing import read_frame, write_frame
 from runnel.core.records import Batch
-from runnel.core.spaces import EnvSpec
 from runnel.core.state import Array, Plain
-from runnel.envs.spaces import MASK
 from runnel.envs.vector.contract import StepOut
 
-_ALIGN = 64
 MOST_BYTES = 1 << 38
 """A snapshot of environments may be large: they may hold frames, maps or meshes."""
 
 
-def shared_arrays(places: Mapping[str, tuple[DTypeLike, tuple[int, ...]]]) -> dict[str, Array]:
-    """Arrays of zeros of each type and shape, in one anonymous block that children of this process share."""
-    starts, at = {}, 0
-    for name, (dtype, shape) in places.items():
-        starts[name] = at
-        at += -(-int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize // _ALIGN) * _ALIGN
-    block = mmap.mmap(-1, max(at, 1))
-    return {
-        name: np.frombuffer(block, dtype, int(np.prod(shape, dtype=np.int64)), starts[name]).reshape(shape)
-        for name, (dtype, shape) in places.items()
-    }
-
-
-def shared_out(spec: EnvSpec, num_envs: int) -> StepOut:
-    """The output memory of a vector, shared with child processes."""
-    kinds = {torch.uint8: np.uint8, torch.float32: np.float32}
-    places: dict[str, tuple[DTypeLike, tuple[int, ...]]] = {}
-    for key, leaf in spec.obs.items():
-        places[key] = places["final_" + key] = (kinds[leaf.dtype], (num_envs, *leaf.shape))
-    places |= {
-        ".reward": (np.float32, (num_envs,)),
-        ".terminated": (np.bool_, (num_envs,)),
-        ".truncated": (np.bool_, (num_envs,)),
-    }
-    if spec.has_mask:
-        places[".mask"] = places[".final_mask"] = (np.bool_, (num_envs, spec.action.mask_size))
-    found = {k: torch.from_numpy(x) for k, x in shared_arrays(places).items()}
-    obs, final = Batch({k: found[k] for k in spec.obs}), Batch({k: found["final_" + k] for k in spec.obs})
-    if spec.has_mask:
-        final[MASK] = found[".final_mask"]
-    return StepOut(obs, found[".reward"], found[".terminated"], found[".truncated"], final, [], found.get(".mask"))
+def shared_zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Zeros in memory that processes share which are forked later."""
+    count = prod(shape)
+    block = mmap.mmap(-1, (count + 1) * dtype.itemsize)  # one more, because `mmap` refuses an empty block
+    return torch.frombuffer(block, dtype=dtype)[:count].view(shape)
 
 
 def slice_out(out: StepOut, rows: slice) -> StepOut:

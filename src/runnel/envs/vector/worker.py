@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,12 +21,8 @@ from runnel.core import user_code
 from runnel.core.errors import RunnelError
 from runnel.core.process import ChildProcess, fork
 from runnel.core.state import Array, State
-from runnel.envs.vector.contract import StepOut
 from runnel.envs.vector.serial import SerialVector
-from runnel.envs.vector.shared import read_message, send_message
-
-if TYPE_CHECKING:
-    import gymnasium as gym
+from runnel.envs.vector.shared import read_message, send_message, shared_zeros
 
 STEP, TELL, DONE, FAULTS, ERROR = b"s", b"t", b"d", b"f", b"e"
 _OURS: set[int] = set()
@@ -35,29 +30,34 @@ _OURS: set[int] = set()
 it."""
 
 
+class StepReport:
+    """What workers report of a step beside its `StepOut`, in memory that they share with their parent."""
+
+    def __init__(self, num_envs: int, num_workers: int) -> None:
+        def array(size: int, dtype: torch.dtype = torch.int64) -> Array:
+            return shared_zeros(size, dtype=dtype).numpy()
+
+        self.at_row = array(num_workers)
+        """The row that each worker is stepping, -1 between steps."""
+        self.num_final = array(num_workers)
+        """How many episodes of each worker ended in the step."""
+        self.final_rows = array(num_envs)
+        """From the first row of a worker on, those of its rows whose episodes ended (counted in the whole vector)."""
+        self.totals, self.lengths = array(num_envs, torch.float64), array(num_envs)
+        """Returns and lengths of those episodes, in the same places. A length of -1: the episode is not counted."""
+
+
 @dataclass
 class Job:
-    """The work of one worker: its rows, and the memory for them."""
+    """The work of worker `number`: its rows, and the memory for them."""
 
-    make: Callable[[], gym.Env]
-    rows: slice
-    out: StepOut
-    actions: Tensor
-    num_final: Array
-    """`[num_workers]`: how many episodes of this worker ended in the step."""
-    final_rows: Array
-    """`[B]`: from `rows.start` on, the rows whose episodes ended (counted in the whole vector)."""
-    totals: Array
-    lengths: Array
-    """Returns and lengths of those episodes, in the same places."""
-    at_row: Array
-    """`[num_workers]`: the row that is being stepped, -1 between steps."""
     number: int
-    seed: int
+    rows: slice
     index0: int
-    name: str
-    restart: bool
-    check: str
+    make: Callable[..., SerialVector]
+    """Makes the environments of `rows`; takes their `watcher`."""
+    actions: Tensor
+    report: StepReport
     spin_s: float
 
 
@@ -130,7 +130,7 @@ def _serve(job: Job, orders: int, answers: int) -> None:
                 continue
             told = read_message(orders)
             if vector is None:
-                vector = _build(job)
+                vector = job.make(watcher=lambda row: job.report.at_row.__setitem__(job.number, job.rows.start + row))
             reply = _obey(vector, told)
             os.write(answers, DONE)
             send_message(answers, reply)
@@ -141,22 +141,6 @@ def _serve(job: Job, orders: int, answers: int) -> None:
             send_message(answers, {"text": text, "trace": "" if known else traceback.format_exc()})
     if vector is not None:
         vector.close()
-
-
-def _build(job: Job) -> SerialVector:
-    rows = job.rows
-    vector = SerialVector(
-        job.make,
-        rows.stop - rows.start,
-        seed=job.seed,
-        index0=job.index0 + rows.start,
-        name=job.name,
-        restart=job.restart,
-        out=job.out,
-        check=job.check,
-    )
-    vector.watch(lambda row: job.at_row.__setitem__(job.number, rows.start + row))
-    return vector
 
 
 def _obey(vector: SerialVector, told: State) -> State | None:
@@ -174,14 +158,13 @@ def _obey(vector: SerialVector, told: State) -> State | None:
 
 def _step(vector: SerialVector, job: Job) -> None:
     vector.step(job.actions)
-    rows = vector.out.final_rows
+    rows, report, first = vector.out.final_rows, job.report, job.rows.start
     assert rows is not None
-    job.num_final[job.number] = len(rows)
+    report.num_final[job.number] = len(rows)
     if rows:
-        first = job.rows.start
         ended = {e.env: e for e in vector.episodes()}
-        for f, row in enumerate(rows):
-            job.final_rows[first + f] = first + row
+        for at, row in enumerate(rows, start=first):
+            report.final_rows[at] = first + row
             e = ended.get(job.index0 + first + row)
-            job.totals[first + f], job.lengths[first + f] = (e.total, e.length) if e is not None else (0.0, -1)
-    job.at_row[job.number] = -1
+            report.totals[at], report.lengths[at] = (e.total, e.length) if e is not None else (0.0, -1)
+    report.at_row[job.number] = -1

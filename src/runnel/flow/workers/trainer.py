@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,9 @@ from torch.nn.utils import get_total_norm
 
 from runnel.core.checks import name_of, short
 from runnel.core.clock import Clock
-from runnel.core.contracts.learning import HasReference, HasWeightCheck, Learner, LoadsParams, Update
+from runnel.core.contracts.learning import HasReference, HasWeightCheck, Learner, LoadsParams, TakesParts, Update
 from runnel.core.contracts.params import ParamPublisher
-from runnel.core.contracts.samples import SampleReader
+from runnel.core.contracts.samples import SharedReader
 from runnel.core.errors import DataError, NonFiniteError
 from runnel.core.records import Segment
 from runnel.core.state import State
@@ -68,8 +69,11 @@ class TrainerWorker(Worker):
 
     The trainer that `leads` makes the versions of the run; the others train beside it.
 
-    One poll is one update, so no update is in progress between two polls. The trainer waits for segments from the actors or the
-    buffer.
+    One poll is one update, so no update is in progress between two polls. A learner that takes parts (`TakesParts`) has them
+    one by one, in the order of the stream; a poll is then one segment. A checkpoint between two polls says which segments of an
+    unfinished batch the learner has had; after a restore it gets these again, before anything else.
+
+    The trainer waits for segments from the actors or from a transform.
     """
 
     kind = "trainer"
@@ -80,7 +84,7 @@ class TrainerWorker(Worker):
         clock: Clock,
         *,
         learner: Learner,
-        readers: Mapping[str, SampleReader],
+        readers: Mapping[str, SharedReader],
         publisher: ParamPublisher,
         phases: Sequence[Phase],
         budget: Budget,
@@ -98,6 +102,10 @@ class TrainerWorker(Worker):
         self.steps = 0
         self.tokens = 0
         self._waiting = ""
+        self._parts: list[tuple[str, Segment]] = []
+        """What the learner has had of the batch in progress: stream and segment. Only of a learner that takes parts."""
+        self._parts_again: list[tuple[str, int]] = []
+        """After a restore: streams and sample ids of those segments."""
         self._odd: set[str] = set()
         """Metrics with a warning already that they are not finite."""
 
@@ -125,12 +133,23 @@ class TrainerWorker(Worker):
         self._publish()
         for reader in self.readers.values():
             reader.advance(self.version)
+        self._take_parts_again()
+
+    def _take_parts_again(self) -> None:
+        """Give the learner the segments of an unfinished batch that a checkpoint names."""
+        again, self._parts_again = self._parts_again, []
+        if again and isinstance(self.learner, TakesParts):  # what it had loaded of other trainers is in its own state
+            held = {(name, s.header.sample_id): s for name, reader in self.readers.items() for s in reader.taken()}
+            for name, sample_id in again:
+                self._add_part(self.learner, name, held[name, sample_id])
 
     def poll(self) -> int:
         if self.finished:
             self._waiting = "nothing: the budget is spent"
             return 0
         wanted = self._phase().segments
+        if isinstance(self.learner, TakesParts) and self.learner.takes_parts:
+            return self._poll_part(self.learner, wanted)
         # Take nothing before all readers have enough: between two polls the trainer must not hold a part of a batch.
         for name, num in wanted.items():
             if self.readers[name].available() < num:
@@ -139,8 +158,43 @@ class TrainerWorker(Worker):
         if missing := self._load():
             self._waiting = f"the first parameters of channel {missing!r}"
             return 0
-        self._update(self._take(wanted))
+        segments = self._take(wanted)
+        lags = self._lags(segments)
+        self._update(segments, self._train(segments), lags)
         return 1
+
+    def _poll_part(self, learner: TakesParts, wanted: Mapping[str, int]) -> int:
+        """Give the learner the next segment of the batch; after the last one it takes its step."""
+        had = Counter(name for name, _ in self._parts)
+        missing_on = [name for name, num in wanted.items() if had[name] < num]
+        name = next((name for name in missing_on if self.readers[name].available()), None)
+        if name is None:
+            self._waiting = f"one more segment of a batch on stream {self.readers[missing_on[0]].spec.name!r}"
+            return 0
+        if not self._parts and (missing := self._load()):
+            self._waiting = f"the first parameters of channel {missing!r}"
+            return 0
+        (segment,) = self.readers[name].take(1)
+        self._add_part(learner, name, segment)
+        if len(self._parts) < sum(wanted.values()):
+            return 1
+        whole = {name: [s for stream, s in self._parts if stream == name] for name in wanted}
+        lags = self._lags(whole)
+        with self.timer.stage("update"):
+            update = learner.finish_parts()
+        self._parts = []
+        self._update(whole, update, lags)
+        return 1
+
+    def _add_part(self, learner: TakesParts, name: str, segment: Segment) -> None:
+        self._parts.append((name, segment))
+        with self.timer.stage("update"):
+            learner.add_part({name: [segment]}, progress=self.progress)
+
+    def _lags(self, segments: Taken) -> list[int]:
+        """How many versions each segment is behind the learner; demonstrations are not."""
+        made = [s.header.version_min for group in segments.values() for s in group]
+        return [self.version - v for v in made if v >= 0] or [0]
 
     def _load(self) -> str:
         """Give the learner the newest parameters of other trainers; returns a channel that has none yet, or an empty text."""
@@ -163,10 +217,8 @@ class TrainerWorker(Worker):
         with self.timer.stage("update"):
             return self.learner.update(batch)
 
-    def _update(self, segments: Taken) -> None:
-        made = [s.header.version_min for group in segments.values() for s in group]
-        lags = [self.version - v for v in made if v >= 0] or [0]
-        update = self._train(segments)
+    def _update(self, segments: Taken, update: Update, lags: Sequence[int]) -> None:
+        """The learner has taken its step: publish, release, and tell."""
         self._look_at(update)
         self.version += 1
         steps, tokens = count_steps(segments, self._token_streams)
@@ -230,11 +282,13 @@ class TrainerWorker(Worker):
 
     def snapshot(self) -> State:
         counts = {"version": self.version, "steps": self.steps, "tokens": self.tokens}
-        return {"learner": self.learner.state_dict(), **counts}
+        parts = [[name, segment.header.sample_id] for name, segment in self._parts]
+        return {"learner": self.learner.state_dict(), **counts, **({"parts": parts} if parts else {})}
 
     def restore(self, state: State) -> None:
         self.learner.load_state_dict(state["learner"])
         self.version, self.steps, self.tokens = state["version"], state["steps"], state["tokens"]
+        self._parts, self._parts_again = [], [(name, sample_id) for name, sample_id in state.get("parts", [])]
 
 
 def check_finite(params: Mapping[str, Tensor], version: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +33,8 @@ Way = Callable[[Batch, bool], Batch | None]
 """A fast form of `act`: rows and whether to be greedy -> the reply, or None for rows that it does not serve."""
 
 
-class Compiles(Protocol):
-    """Says whether a run should compile kernels for a device."""
-
-    def __call__(self, device: torch.device) -> bool: ...
+Compiles = Callable[[torch.device], bool]
+"""Says whether a run should compile kernels for a device."""
 
 
 def fast_acts(net: Acts, compiles: Compiles) -> Acts:

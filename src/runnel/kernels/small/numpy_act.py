@@ -33,6 +33,17 @@ def vector_leaf(env_spec: EnvSpec, torso: Torso) -> str:
     return key if not more and leaf.dtype == torch.float32 and type(torso) is Torso and not torso.convolves else ""
 
 
+def why_not_plain(net: ActorCritic) -> str:
+    """The reason why no kernel serves this network; empty if one may."""
+    if type(net) is not ActorCritic or type(net.body) is not SeparateBody or type(net.body.nets) is not MLP:
+        return "the network is not one of separate fully connected layers"
+    if type(net.head) not in (DiscreteHead, ContinuousHead):
+        return "the action has several parts"
+    if any(type(n) is not RunningMeanStd for n in net.normalisers.values()):
+        return "observations are normalised by code of your own"
+    return ""
+
+
 def is_few(x: Tensor) -> bool:
     """Whether `x` has few rows on the CPU; never during `torch.export`, which must see torch operations."""
     return not x.is_cuda and x.shape[0] <= FEW_ROWS and not torch.compiler.is_exporting()
@@ -71,12 +82,9 @@ class NumpyActor:
     @staticmethod
     def why_not(net: ActorCritic) -> str:
         """The reason why numpy does not serve this network; empty if it does."""
-        if type(net) is not ActorCritic or type(net.body) is not SeparateBody or type(net.body.nets) is not MLP:
-            return "the network is not one of separate fully connected layers"
-        if type(net.head) not in (DiscreteHead, ContinuousHead):
-            return "the action has several parts"
-        if any(type(n) is not RunningMeanStd for n in net.normalisers.values()):
-            return "observations are normalised by code of your own"
+        if reason := why_not_plain(net):
+            return reason
+        assert isinstance(net.body, SeparateBody)
         return "" if vector_leaf(net.env_spec, net.body.torso) else "the network sees more than one float vector"
 
     def act(self, rows: Batch, *, greedy: bool) -> Batch | None:

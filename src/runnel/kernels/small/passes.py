@@ -7,7 +7,6 @@ are made once, because on the CPU a view costs half as much as a small product.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -88,15 +87,11 @@ class GradientPasses:
         """Look up weights `[S, I, O]` and biases `[S, 1, O]`, and make memory for their gradients."""
         parameters = [p.detach() for p in self._mlp.parameters()]
         sizes = [p.numel() for p in parameters]
-        self._flat = torch.empty(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
+        self._flat = torch.empty(sum(sizes), dtype=parameters[0].dtype)
         grads = [g.view_as(p) for g, p in zip(torch.split(self._flat, sizes), parameters, strict=True)]
         num = len(parameters) // 2
         self._weights, self._to_weights = ([_stacked(p) for p in kind[:num]] for kind in (parameters, grads))
         self._biases, self._to_biases = ([_stacked(p) for p in kind[num:]] for kind in (parameters, grads))
-
-    def __deepcopy__(self, memo: dict[int, object]) -> GradientPasses:
-        """Fresh passes: a copied network has other weights."""
-        return GradientPasses(copy.deepcopy(self._mlp, memo))
 
 
 class _Layout:
@@ -107,7 +102,7 @@ class _Layout:
         *self.after, self.last = (w.new_empty(len(w), num_rows, w.shape[2]) for w in weights)
         self.hidden = list(zip(weights[:-1], biases[:-1], self.after, strict=True))
         self.columns: list[tuple[Tensor, ...]] = []
-        if self.last.shape[2] == 1 and not self.last.is_cuda:  # `addmv` takes a third of the time of a product with one column
+        if self.last.shape[2] == 1:  # `addmv` takes a third of the time of a product with one column
             vectors = (x.flatten(1).unbind(0) for x in (weights[-1], biases[-1], self.last))
             self.columns = list(zip(self.after[-1].unbind(0), *vectors, strict=True))
         self._backward: dict[int, _Backward] = {}

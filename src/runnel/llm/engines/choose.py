@@ -1,11 +1,10 @@
-"""Choose and build the engine of a run from its configuration."""
+"""Builds the engine of a run from its configuration."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from runnel.core.bounds import bounded, check_bounds
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What completes tokens (docs/guides/engines.md)."""
+    """The engine that completes tokens (docs/guides/engines.md)."""
 
     on_resume: ClassVar[OnResume] = may_change("precision", "on_update", then="the engine starts that way") | stays(
         "kind", "num_slots", "fixed_shapes", why="completions that are on their way are in the checkpoint in that form"
@@ -88,9 +87,13 @@ def make_engine(
     folder, so a model without one is written to a temporary folder.
     """
     slots = config.num_slots or num_slots
-    if config.kind == "native":
+    if config.kind != "vllm":
+        model = make_model()
+        packed(model, dtype=DTYPES[config.precision_on(model.device.type)], device=model.device)
+        if config.kind == "hf":
+            return HfEngine(model, num_slots=slots, max_length=max_length, eos_id=eos_id, decode_text=decode_text)
         return NativeEngine(
-            _in_precision(make_model(), config),
+            model,
             num_slots=slots,
             max_length=max_length,
             eos_id=eos_id,
@@ -98,29 +101,19 @@ def make_engine(
             on_update=config.on_update,
             fixed_shapes=config.fixed_shapes,
         )
-    if config.kind == "hf":
-        model = _in_precision(make_model(), config)
-        return HfEngine(model, num_slots=slots, max_length=max_length, eos_id=eos_id, decode_text=decode_text)
-    start = partial(
-        VllmEngine,
-        num_slots=slots,
-        max_length=max_length,
-        eos_id=eos_id,
-        decode_text=decode_text,
-        precision=config.precision,
-        config=config.vllm,
-        make_model=make_model,
-    )
-    if folder:
-        return start(folder)
     with tempfile.TemporaryDirectory(prefix="runnel-vllm-") as made:
-        make_model().save_pretrained(str(made))
-        engine = start(made)
-        engine.process.wait_ready()  # vLLM reads the folder while it starts, and the folder goes at the end of this block
+        if not folder:
+            make_model().save_pretrained(str(made))
+        engine = VllmEngine(
+            folder or made,
+            num_slots=slots,
+            max_length=max_length,
+            eos_id=eos_id,
+            decode_text=decode_text,
+            precision=config.precision,
+            config=config.vllm,
+            make_model=make_model,
+        )
+        if not folder:
+            engine.process.wait_ready()  # vLLM reads `made` while it starts, and the end of this block removes it
     return engine
-
-
-def _in_precision(model: PreTrainedModel, config: EngineConfig) -> PreTrainedModel:
-    """The model with its weights in the engine's precision, packed."""
-    packed(model, dtype=DTYPES[config.precision_on(model.device.type)], device=model.device)
-    return model

@@ -1,4 +1,4 @@
-"""A running completion: its request, its tokens so far, and the rule by which it ends.
+"""A running completion (its request and its tokens so far), and what engines have in common that keep such objects.
 
 It is for engines that keep the state of completions in Python, one token at a time (`hf`, `vllm`).
 """
@@ -7,62 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import torch
 
 from runnel.core.contracts.inference import Reply, Request
 from runnel.core.state import State
-from runnel.llm.engines.requests import Decode, SamplingConfig, reply_rows, request_data, request_of, sampling_of
+from runnel.llm.engines.requests import QueuedEngine, reply_rows, request_data, request_of, sampling_of
 from runnel.llm.engines.stops import completes
 
 
-@dataclass
+@dataclass(eq=False)
 class Completion:
     """A request and its tokens so far."""
 
     request: Request
-    prompt: list[int]
-    max_tokens: int
-    seed: int
-    sampling: SamplingConfig
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     sampling_logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    key: str = ""
+    """vllm: its name in vLLM's process."""
 
-    @staticmethod
-    def of(request: Request) -> Completion:
-        rows = request.rows
-        return Completion(request, rows["tokens"].tolist(), int(rows["max_tokens"]), int(rows["seed"]), sampling_of(rows))
+    def __post_init__(self) -> None:
+        rows = self.request.rows
+        self.prompt: list[int] = rows["tokens"].tolist()
+        self.max_tokens, self.seed, self.sampling = int(rows["max_tokens"]), int(rows["seed"]), sampling_of(rows)
 
-    @property
-    def id(self) -> int:
-        return self.request.id
-
-    def append(self, token: int, *, logprob: float, sampling_logprob: float, version: int) -> None:
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        self.sampling_logprobs.append(sampling_logprob)
-        self.versions.append(version)
-
-    def terminated(self, end_ids: Sequence[int], decode: Decode | None) -> bool:
-        """Whether the newest token ends the completion: eos, a stop token, or the end of a stop text."""
-        if not self.tokens:
-            return False
-        if self.tokens[-1] in end_ids or self.tokens[-1] in self.sampling.stop_tokens:
-            return True
-        return decode is not None and completes(self.tokens, self.sampling.stop, decode)
-
-    def reply(self, *, terminated: bool, truncates: bool) -> Reply:
-        """The reply of a finished completion. With `truncates`, tokens were drawn from a changed distribution, and the reply
-        includes their log-probabilities in it."""
-        sampled = self.sampling_logprobs if truncates else None
-        rows = reply_rows(self.tokens, self.logprobs, self.versions, terminated=terminated, sampling_logprobs=sampled)
-        return Reply(self.id, rows, self.versions[-1])
-
-    # ----------------------------------------------------------------------------------------------------------- state
     def data(self) -> State:
         return request_data(self.request) | {
             "tokens": torch.tensor(self.tokens, dtype=torch.int64),
@@ -74,12 +44,43 @@ class Completion:
     @staticmethod
     def of_data(data: State) -> Completion:
         """The inverse of `data`."""
-        found = Completion.of(request_of(data))
-        found.tokens, found.versions = _list(data["tokens"]), _list(data["policy_version"])
-        found.logprobs, found.sampling_logprobs = _list(data["logprob"]), _list(data["sampling_logprob"])
-        return found
+        made = [data[name].tolist() for name in ("tokens", "logprob", "sampling_logprob", "policy_version")]
+        return Completion(request_of(data), *made)
 
 
-def _list(values: Any) -> list[Any]:
-    found: list[Any] = np.asarray(values).tolist()
-    return found
+class CompletionEngine(QueuedEngine):
+    """A `QueuedEngine` whose running requests are `Completion` objects."""
+
+    _running: list[Completion]
+
+    def _remove(self, running: Sequence[Completion]) -> None:
+        for completion in running:
+            self._running.remove(completion)
+
+    def so_far(self, id: int) -> list[int]:
+        return next((list(c.tokens) for c in self._running if c.request.id == id), [])
+
+    def _append(
+        self, completion: Completion, token: int, *, logprob: float, sampling_logprob: float, truncates: bool
+    ) -> list[Reply]:
+        """Append a token. If it is the last one (eos, a stop token, the end of a stop text, or `max_tokens` are reached), the
+        completion is removed and its reply returned. With `truncates`, tokens are drawn from a changed distribution, and the
+        reply includes their log-probabilities in it."""
+        c = completion
+        self.num_tokens += 1
+        c.tokens.append(token)
+        c.logprobs.append(logprob)
+        c.sampling_logprobs.append(sampling_logprob)
+        c.versions.append(self.version)
+        terminated = token in self.end_ids or token in c.sampling.stop_tokens
+        if not terminated and self.decode_text is not None:
+            terminated = completes(c.tokens, c.sampling.stop, self.decode_text)
+        if not terminated and len(c.tokens) < c.max_tokens:
+            return []
+        self._remove([c])
+        sampled = c.sampling_logprobs if truncates else None
+        rows = reply_rows(c.tokens, c.logprobs, c.versions, terminated=terminated, sampling_logprobs=sampled)
+        return [Reply(c.request.id, rows, self.version)]
+
+    def snapshot(self) -> State:
+        return super().snapshot() | {"running": [c.data() for c in self._running]}

@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.contracts.inference import Reply, Request
+from runnel.core.contracts.inference import Reply
 from runnel.core.contracts.params import ParamSet
-from runnel.core.errors import DataError, NonFiniteError
+from runnel.core.errors import NonFiniteError
 from runnel.core.state import State
-from runnel.llm.engines.completions import Completion
-from runnel.llm.engines.requests import Decode, LogitsHook, SamplingConfig, check_requests, check_row, check_sizes
+from runnel.llm.engines.completions import Completion, CompletionEngine
+from runnel.llm.engines.requests import Decode, LogitsHook, SamplingConfig, check_row, fits_in_place
 from runnel.llm.engines.row_cache import RowCache
-from runnel.llm.engines.stops import end_ids_of
 from runnel.llm.model.causal_lm import load_model_params, model_params
 from runnel.llm.model.lora import Adapters, MergedModel
 
@@ -28,14 +27,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class HfEngine:
+class HfEngine(CompletionEngine):
     """Completes tokens with a Hugging Face model's own forward pass and its own key-value cache.
 
     A step adds one token to each of at most `num_slots` requests. Each request has its own pass, so its numbers do not depend
     on other requests. When weights change, running completions keep their keys and values. Stop texts need `decode_text`.
     """
-
-    immediate = False
 
     def __init__(
         self,
@@ -47,40 +44,16 @@ class HfEngine:
         decode_text: Decode | None = None,
         logits_hook: LogitsHook | None = None,
     ) -> None:
-        check_sizes(model, num_slots=num_slots, max_length=max_length)
-        self.model, self.num_slots, self.max_length = model.eval(), num_slots, max_length
-        self.end_ids, self.decode_text, self.hook = end_ids_of(eos_id), decode_text, logits_hook
-        self.version = -1
-        self.paused = False
-        self.num_tokens = 0
+        super().__init__(model.config, num_slots=num_slots, max_length=max_length, eos_id=eos_id, decode_text=decode_text)
+        self.model, self.hook = model.eval(), logits_hook
         self._shared = False
         self._merged = MergedModel(self.model)
-        self._waiting: list[Completion] = []
-        self._running: list[Completion] = []
         self._rows: dict[int, RowCache] = {}
 
-    # ------------------------------------------------------------------------------------------------------- requests
-    def submit(self, requests: Sequence[Request]) -> None:
-        check_requests(requests, self.max_length, self.decode_text)
-        self._waiting += [Completion.of(r) for r in requests]
-
-    def pending(self) -> int:
-        return len(self._waiting) + len(self._running)
-
-    def abort(self, ids: Sequence[int]) -> None:
-        gone = set(ids)
-        self._waiting = [c for c in self._waiting if c.id not in gone]
-        self._running = [c for c in self._running if c.id not in gone]
-        self._rows = {id: row for id, row in self._rows.items() if id not in gone}
-
-    def so_far(self, id: int) -> list[int]:
-        return next((list(c.tokens) for c in self._running if c.id == id), [])
-
-    def pause(self) -> None:
-        self.paused = True
-
-    def resume(self) -> None:
-        self.paused = False
+    def _remove(self, running: Sequence[Completion]) -> None:
+        super()._remove(running)
+        for completion in running:
+            self._rows.pop(completion.request.id, None)
 
     @torch.no_grad()
     def logprobs(self, prompt: Tensor, tokens: Tensor) -> Tensor:
@@ -89,35 +62,15 @@ class HfEngine:
         logits: Tensor = self.model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
         return torch.log_softmax(logits, dim=-1).gather(1, row[0, len(prompt) :, None])[:, 0].cpu()
 
-    def close(self) -> None:
-        """Drop all requests. The engine holds nothing outside this process."""
-        self.abort([c.id for c in (*self._waiting, *self._running)])
-
     # --------------------------------------------------------------------------------------------------------- decode
     @torch.no_grad()
     def step(self) -> list[Reply]:
         if self.paused:
             return []
-        self._admit()
-        replies = []
-        for completion in list(self._running):
-            self._next_token(completion)
-            terminated = completion.terminated(self.end_ids, self.decode_text)
-            if terminated or len(completion.tokens) == completion.max_tokens:
-                truncates = completion.sampling.truncates or self.hook is not None
-                replies.append(completion.reply(terminated=terminated, truncates=truncates))
-                self.abort([completion.id])
-        return replies
+        self._running += [Completion(r) for r in self._take_waiting()]
+        return [reply for completion in list(self._running) for reply in self._next_token(completion)]
 
-    def _admit(self) -> None:
-        """Start waiting requests in free slots, oldest first. A request for an exact version waits until it is loaded."""
-        free = self.num_slots - len(self._running)
-        ready = [c for c in self._waiting if c.request.version in (-1, self.version)][:free]
-        taken = {c.id for c in ready}
-        self._waiting = [c for c in self._waiting if c.id not in taken]
-        self._running += ready
-
-    def _next_token(self, completion: Completion) -> None:
+    def _next_token(self, completion: Completion) -> list[Reply]:
         logits = self._forward(completion)
         sampling = completion.sampling
         logp = torch.log_softmax(logits / (sampling.temperature or 1.0), dim=-1)
@@ -125,29 +78,31 @@ class HfEngine:
             raise NonFiniteError("engine.logprob", self.version, "the model's logits are NaN or infinite")
         changed = logits if self.hook is None else self.hook(logits[None], [completion.request])[0]
         allowed = truncate(torch.log_softmax(changed / (sampling.temperature or 1.0), dim=-1), sampling)
-        token = draw(allowed, _uniform(completion)) if sampling.temperature > 0 else int(allowed.argmax())
-        logprob, sampling_logprob = float(logp[token]), float(allowed[token]) if sampling.temperature > 0 else 0.0
-        self.num_tokens += 1
-        completion.append(token, logprob=logprob, sampling_logprob=sampling_logprob, version=self.version)
+        token, sampling_logprob = int(allowed.argmax()), 0.0
+        if sampling.temperature > 0:  # the request's own stream has one uniform number for each possible token
+            stream = np.random.Generator(np.random.Philox(key=completion.seed)).random(completion.max_tokens)
+            token = draw(allowed, float(stream[len(completion.tokens)]))
+            sampling_logprob = float(allowed[token])
+        logprob, truncates = float(logp[token]), sampling.truncates or self.hook is not None
+        return self._append(completion, token, logprob=logprob, sampling_logprob=sampling_logprob, truncates=truncates)
 
     def _forward(self, completion: Completion) -> Tensor:
         """Logits `[vocabulary]` of the next token. The first pass reads the prompt, each later pass the newest token."""
-        if completion.id not in self._rows:
-            self._rows[completion.id] = RowCache(self.model)
-        row = self._rows[completion.id]
+        id = completion.request.id
+        if id not in self._rows:
+            self._rows[id] = RowCache(self.model)
+        row = self._rows[id]
         new = [*completion.prompt, *completion.tokens][len(row.tokens) :]
         return row.run(self.model, new).logits[0, -1].float()  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------------------------------------------ parameters
     def load_params(self, params: ParamSet) -> None:
         """Use `params` from the next `step` on. Requests for an exact other version must have ended before."""
-        held = [c.id for c in self._running if c.request.version not in (-1, params.version)]
-        if held:
-            raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
+        self._check_version(params.version)
         plain, adapters = Adapters.split(params.params)
         if plain:
             self._merged.reset()
-            bind = params.shared and self._same_kind(params)
+            bind = fits_in_place(self.model, params)
             if self._shared and not bind:  # the parameters are the learner's memory: copy them before they are overwritten
                 load_model_params(self.model, {n: p.clone() for n, p in model_params(self.model).items()}, bind=True)
             load_model_params(self.model, plain, bind=bind)
@@ -155,28 +110,16 @@ class HfEngine:
         self._merged.load(adapters)
         self.version = params.version
 
-    def _same_kind(self, params: ParamSet) -> bool:
-        """Whether the learner's tensors have this engine's precision and device, so that the engine can use them in place."""
-        own, given = next(iter(self.model.parameters())), next(iter(params.params.values()))
-        return (given.dtype, given.device) == (own.dtype, own.device)
-
     # ----------------------------------------------------------------------------------------------------------- state
     def snapshot(self) -> State:
-        return {
-            "version": self.version,
-            "paused": self.paused,
-            "num_tokens": self.num_tokens,
-            "waiting": [c.data() for c in self._waiting],
-            "running": [c.data() for c in self._running],
-            "rows": [self._rows[c.id].state() if c.id in self._rows else {} for c in self._running],
-        }
+        rows = [self._rows.get(c.request.id) for c in self._running]
+        return super().snapshot() | {"rows": [{} if row is None else row.state() for row in rows]}
 
     def restore(self, state: State) -> None:
-        self.version, self.paused, self.num_tokens = state["version"], state["paused"], state["num_tokens"]
-        self._waiting = [Completion.of_data(data) for data in state["waiting"]]
+        super().restore(state)
         self._running = [Completion.of_data(data) for data in state["running"]]
         held = zip(self._running, state["rows"], strict=True)
-        self._rows = {c.id: RowCache.of(self.model, row) for c, row in held if row}
+        self._rows = {c.request.id: RowCache.of(self.model, row) for c, row in held if row}
 
 
 def truncate(logp: Tensor, sampling: SamplingConfig) -> Tensor:
@@ -198,9 +141,3 @@ def draw(logp: Tensor, uniform: float) -> int:
     index = int(torch.searchsorted(cdf, cdf[-1] * uniform, right=True))
     last = int(torch.nonzero(logp > -torch.inf)[-1])  # by rounding, `index` could lie behind the last possible token
     return min(index, last)
-
-
-def _uniform(completion: Completion) -> float:
-    """The uniform number for the next token, from the request's own stream, which has one number for each possible token."""
-    stream = np.random.Generator(np.random.Philox(key=completion.seed)).random(completion.max_tokens)
-    return float(stream[len(completion.tokens)])

@@ -8,23 +8,17 @@ convolutions, an index of keys). Each row has a cache of transformers and runs a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicCache,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-)
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from runnel.core.state import State
 from runnel.llm.engines.row_cache import RowCache, cache_argument
-from runnel.llm.engines.runners import PromptChunk
+from runnel.llm.engines.runners import PromptChunk, Runner
 from runnel.llm.model.causal_lm import body_of, hidden_states, output_head
 from runnel.llm.model.lora import Adapters, MergedModel
 
@@ -42,10 +36,6 @@ def keeps_keys_alone(model: PreTrainedModel) -> bool:
 def new_cache(model: PreTrainedModel) -> DynamicCache:
     """An empty cache as transformers makes it for `model`."""
     return DynamicCache(config=model.config)
-
-
-def _arguments(model: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(body_of(model).forward).parameters
 
 
 @dataclass
@@ -106,26 +96,15 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
-class _SlotCache(Cache):  # type: ignore[misc]
-    """The past of the rows that `now` names, in the form that transformers' modules and masks read."""
+class _TransformersRunner(Runner):
+    """A runner whose weights, masks and output head are those of the model's own modules."""
 
-    def __init__(self, now: _Pass, num_layers: int) -> None:
-        super().__init__(layers=[_SlotLayer(now) for _ in range(num_layers)])
+    records = False
 
-
-class ModuleRunner:
-    """Runs the modules of a Hugging Face model over slots of keys and values; transformers makes the masks."""
-
-    records, batches = False, True
-
-    def __init__(self, model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._merged = MergedModel(model)
         self._head = output_head(model)
-        self._now = _Pass(num_slots, max_length)
-        self._num_layers = len(new_cache(model).layers)
-        self._cache = _SlotCache(self._now, self._num_layers)
-        self._takes = _arguments(model)
 
     @property
     def _device(self) -> torch.device:
@@ -136,13 +115,44 @@ class ModuleRunner:
         return torch.cat([self._prefill(chunk) for chunk in chunks])
 
     def _prefill(self, chunk: PromptChunk) -> Tensor:
+        raise NotImplementedError
+
+    def states(self, tokens: Tensor) -> Tensor:
+        return hidden_states(self.model, tokens[None].to(self._device))[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden).float()
+
+    def next_logits(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        return self.logits(self.decode(tokens, positions, longest))
+
+    def refresh(self) -> None:
+        """Nothing to do: modules read their own parameters."""
+
+    def adapt(self, adapters: Adapters | None, *, bind: bool) -> bool:
+        self._merged.load(adapters)
+        return False
+
+
+class ModuleRunner(_TransformersRunner):
+    """Runs the modules of a Hugging Face model over slots of keys and values; transformers makes the masks."""
+
+    batches = True
+
+    def __init__(self, model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
+        super().__init__(model)
+        self._now = _Pass(num_slots, max_length)
+        self._cache = self._empty_cache()
+        self._takes = inspect.signature(body_of(model).forward).parameters
+
+    def _empty_cache(self) -> Cache:
+        return Cache(layers=[_SlotLayer(self._now) for _ in new_cache(self.model).layers])
+
+    def _prefill(self, chunk: PromptChunk) -> Tensor:
         end = chunk.start + len(chunk.tokens)
         self._now.rows, self._now.past, self._now.columns = slice(chunk.slot, chunk.slot + 1), chunk.start, None
         steps = torch.arange(end, device=self._device)[None]
         return self._forward(chunk.tokens[None], steps[:, chunk.start :], torch.ones_like(steps))[:, -1]
-
-    def states(self, tokens: Tensor) -> Tensor:
-        return hidden_states(self.model, tokens[None].to(self._device))[0]
 
     def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
         """Rows are aligned at their newest token, which is the last column; a short row has unseen columns before it."""
@@ -157,22 +167,9 @@ class ModuleRunner:
         given = {name: value for name, value in given.items() if name in self._takes}
         return hidden_states(self.model, tokens.to(self._device), **given)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden).float()
-
-    def next_logits(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
-        return self.logits(self.decode(tokens, positions, longest))
-
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         for held in (x for layer in self._cache.layers if layer.is_initialized for x in (layer.keys, layer.values)):
             held[list(targets), :, :length] = held[list(sources), :, :length]
-
-    def refresh(self) -> None:
-        """Modules read their own parameters."""
-
-    def adapt(self, adapters: Adapters | None, *, bind: bool) -> bool:
-        self._merged.load(adapters)
-        return False
 
     def snapshot(self, num_slots: int, length: int) -> State:
         made = [layer for layer in self._cache.layers if layer.is_initialized]
@@ -182,63 +179,42 @@ class ModuleRunner:
         }
 
     def restore(self, state: State) -> None:
-        self._cache = _SlotCache(self._now, self._num_layers)
+        self._cache = self._empty_cache()
         for layer, key, value in zip(self._cache.layers, state["keys"], state["values"], strict=False):
             layer.lazy_initialization(key.to(self._device), value.to(self._device))
             layer.keys[: key.shape[0], :, : key.shape[2]] = key
             layer.values[: value.shape[0], :, : value.shape[2]] = value
 
 
-class RowRunner:
+class RowRunner(_TransformersRunner):
     """Runs a model that keeps more of the past than keys and values: one row at a time, each with a cache of transformers.
 
     Such a cache cannot be cut back or filled in chunks. A prompt that arrives in chunks is therefore computed from its start
     with each chunk, and a row decodes only if its newest token is the next one.
     """
 
-    records, batches = False, False
+    batches = False
 
     def __init__(self, model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
-        self.model = model
-        self._merged = MergedModel(model)
-        self._head = output_head(model)
+        super().__init__(model)
         self._rows = [RowCache(model) for _ in range(num_slots)]
-
-    def prefill(self, chunks: Sequence[PromptChunk]) -> Tensor:
-        return torch.cat([self._prefill(chunk) for chunk in chunks])
 
     def _prefill(self, chunk: PromptChunk) -> Tensor:
         before = self._rows[chunk.slot].tokens[: chunk.start]
         row = self._rows[chunk.slot] = RowCache(self.model)
         return row.hidden([*before, *chunk.tokens.tolist()])
 
-    def states(self, tokens: Tensor) -> Tensor:
-        return hidden_states(self.model, tokens[None].to(next(self.model.parameters()).device))[0]
-
     def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
         out: list[Tensor | None] = []
-        for row, token, position in zip(self._rows, tokens.tolist(), positions.tolist(), strict=False):
+        for row, token, position in zip(self._rows, tokens.tolist(), positions.tolist(), strict=False):  # the first n rows
             out.append(row.hidden([token]) if len(row.tokens) == position else None)
         like = next(h for h in out if h is not None)
         return torch.cat([torch.zeros_like(like) if h is None else h for h in out])
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden).float()
-
-    def next_logits(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
-        return self.logits(self.decode(tokens, positions, longest))
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         kept = [self._rows[source].copy() for source in sources]
         for target, row in zip(targets, kept, strict=True):
             self._rows[target] = row
-
-    def refresh(self) -> None:
-        """Modules read their own parameters."""
-
-    def adapt(self, adapters: Adapters | None, *, bind: bool) -> bool:
-        self._merged.load(adapters)
-        return False
 
     def snapshot(self, num_slots: int, length: int) -> State:
         return {"rows": [row.state() for row in self._rows[:num_slots]]}

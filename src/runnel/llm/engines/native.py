@@ -23,17 +23,17 @@ from runnel.llm.engines.requests import (
     MAX_STOPS,
     Decode,
     LogitsHook,
+    QueuedEngine,
     Running,
     SlotRows,
-    check_requests,
     check_row,
-    check_sizes,
+    fits_in_place,
     reply_rows,
     request_data,
     request_of,
 )
 from runnel.llm.engines.runners import DecoderRunner, PromptChunk, make_runner
-from runnel.llm.engines.stops import completes, end_ids_of
+from runnel.llm.engines.stops import completes
 from runnel.llm.model.causal_lm import load_model_params
 from runnel.llm.model.logprobs import draw_within
 from runnel.llm.model.lora import SCALE, Adapters
@@ -58,7 +58,7 @@ class Prompt:
         return len(self.tokens) - self.filled
 
 
-class NativeEngine:
+class NativeEngine(QueuedEngine):
     """Decodes token by token behind `submit` and `step`.
 
     A step decodes one token in every running row (up to `window` tokens on a GPU). Then it admits waiting requests to free rows
@@ -72,7 +72,7 @@ class NativeEngine:
     them again (`"recompute"`). In the process of a learner that publishes its own tensors, nothing is copied.
     """
 
-    immediate = False
+    _running: list[Running]
 
     def __init__(
         self,
@@ -88,10 +88,8 @@ class NativeEngine:
         fixed_shapes: bool = False,
         logits_hook: LogitsHook | None = None,
     ) -> None:
-        check_sizes(model, num_slots=num_slots, max_length=max_length)
-        self.model, self.num_slots, self.max_length, self.end_ids = model.eval(), num_slots, max_length, end_ids_of(eos_id)
-        self.version, self.paused, self.num_tokens = -1, False, 0
-        self.hook, self._decode_text = logits_hook, decode_text
+        super().__init__(model.config, num_slots=num_slots, max_length=max_length, eos_id=eos_id, decode_text=decode_text)
+        self.model, self.hook = model.eval(), logits_hook
         self._prefill_tokens, self._on_update, self._fixed = prefill_tokens, on_update, fixed_shapes
         self._runner = make_runner(self.model, num_slots=num_slots, max_length=max_length)
         self.batches = self._runner.batches
@@ -103,38 +101,18 @@ class NativeEngine:
         self._rows = SlotRows(num_slots, max_length, device=self._device)
         self._index = torch.arange(num_slots, device=self._device)
         self._captured = CudaGraphed(self._decode_rows, name="a decode step")
-        self._waiting: list[Request] = []
-        self._running: list[Running] = []
         self._filling: list[Prompt] = []
         self._bound = False
 
     # -------------------------------------------------------------------------------------------------------- requests
     def submit(self, requests: Sequence[Request]) -> None:
-        check_requests(requests, self.max_length, self._decode_text)
         for request in requests:
             stops, room = request.rows.get("stop_tokens", ()), MAX_STOPS - len(self.end_ids)
             if len(stops) > room:
                 raise DataError(f"request {request.id} has {len(stops)} stop tokens; at most {room} beside those of the model")
-        self._waiting.extend(requests)
-
-    def pending(self) -> int:
-        return len(self._waiting) + len(self._running)
-
-    def abort(self, ids: Sequence[int]) -> None:
-        """Drop these requests; their rows are free at once."""
-        gone = set(ids)
-        self._waiting = [r for r in self._waiting if r.id not in gone]
-        self._free([r for r in self._running if r.request.id in gone])
-
-    def pause(self) -> None:
-        """`step` does nothing until `resume`; what is running stays."""
-        self.paused = True
-
-    def resume(self) -> None:
-        self.paused = False
+        super().submit(requests)
 
     def so_far(self, id: int) -> list[int]:
-        """The tokens that request `id` has so far."""
         found = [r for r in self._running if r.request.id == id]
         return self._rows.tokens[found[0].row, : found[0].made].tolist() if found else []
 
@@ -144,9 +122,6 @@ class NativeEngine:
         hidden = self._runner.states(torch.cat((prompt, tokens[:-1])))[len(prompt) - 1 :]
         logp = torch.log_softmax(self._runner.logits(hidden), dim=-1)
         return logp.gather(1, tokens[:, None].to(logp.device))[:, 0].cpu()
-
-    def close(self) -> None:
-        """Nothing is held outside this process."""
 
     # ----------------------------------------------------------------------------------------------------------- step
     @torch.no_grad()
@@ -160,8 +135,7 @@ class NativeEngine:
 
     def _decode(self) -> list[Reply]:
         """Decode in every row whose prompt is in the cache."""
-        filling = {id(row) for prompt in self._filling for row in prompt.rows}
-        going = [r for r in self._running if id(r) not in filling]
+        going = self._decoding()
         if not going:
             return []
         rows = self._num_rows(len(self._running))
@@ -174,6 +148,11 @@ class NativeEngine:
                 self._decode_rows(self._index, rows, longest, limited)
             longest = min(longest + 1, self.max_length)
         return self._collect(going)
+
+    def _decoding(self) -> list[Running]:
+        """The rows whose prompt is in the cache."""
+        filling = {id(row) for prompt in self._filling for row in prompt.rows}
+        return [r for r in self._running if id(r) not in filling]
 
     def _decode_rows(self, index: Tensor, n: int, longest: int, limited: bool) -> None:
         """Decode one token in each of the rows `0 ... n - 1`. Inactive rows among them write only what is never read."""
@@ -200,16 +179,11 @@ class NativeEngine:
 
     # -------------------------------------------------------------------------------------------------------- prompts
     def _admit(self) -> None:
-        """Give free rows to waiting requests, oldest first. A request for an exact version waits until it is loaded."""
-        free = self.num_slots - len(self._running)
-        ready = [r for r in self._waiting if r.version in (-1, self.version)]
-        if not ready or free < min(len(ready), self._admit_from):
+        """Give free rows to waiting requests. Requests with the same prompt share one `Prompt`."""
+        fresh = [Running.of(r, end_ids=self.end_ids) for r in self._take_waiting(self._admit_from)]
+        if not fresh:
             return
-        ready = ready[:free]
-        admitted = {id(r) for r in ready}
-        self._waiting = [r for r in self._waiting if id(r) not in admitted]
         joined: dict[bytes, Prompt] = {}
-        fresh = [Running.of(r, end_ids=self.end_ids) for r in ready]
         for row in fresh:
             row.row = len(self._running)
             row.mark(self.version)
@@ -285,7 +259,7 @@ class NativeEngine:
         if not ended:
             return []
         replies = self._replies(ended)
-        self._free([row for row, _ in ended])
+        self._remove([row for row, _ in ended])
         return replies
 
     def _all_go_on(self, rows: Sequence[Running]) -> bool:
@@ -299,10 +273,10 @@ class NativeEngine:
 
     def _stopped_by_text(self, row: Running, before: int) -> bool:
         """Cut a row behind the first token that completes one of its stop texts; whether there was one."""
-        assert self._decode_text is not None
+        assert self.decode_text is not None
         tokens = self._rows.tokens[row.row, : row.made].tolist()
         for end in range(before + 1, row.made + 1):
-            if completes(tokens[:end], row.sampling.stop, self._decode_text):
+            if completes(tokens[:end], row.sampling.stop, self.decode_text):
                 self.num_tokens -= row.made - end
                 row.made = end
                 return True
@@ -323,7 +297,7 @@ class NativeEngine:
             replies.append(Reply(row.request.id, rows, int(versions[-1])))
         return replies
 
-    def _free(self, rows: Sequence[Running]) -> None:
+    def _remove(self, rows: Sequence[Running]) -> None:
         """Remove rows. Running rows from the end move into the gaps, so that running rows are always `0 ... n - 1`."""
         gone = {r.row for r in rows}
         left = len(self._running) - len(gone)
@@ -355,13 +329,14 @@ class NativeEngine:
     @torch.no_grad()
     def load_params(self, params: ParamSet) -> None:
         """Use `params` from the next `step` on. Requests for an exact version must have ended before."""
-        held = [r.request.id for r in self._running if r.request.version not in (-1, params.version)]
-        if held:
-            raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
+        self._check_version(params.version)
         plain, adapters = Adapters.split(params.params) if SCALE in params.params else (params.params, None)
-        bind = params.shared and self._same_kind(params)
+        bind = fits_in_place(self.model, params)
+        # a version without plain weights has only adapters: it uses the weights that the model was built with
+        if plain and not isinstance(self._runner, DecoderRunner):
+            self._runner.adapt(None, bind=False)  # adapters are merged into the weights there, so the old ones go first
         if plain:
-            self._load(plain, bind=bind)
+            (self._bind if bind else self._copy)(plain)
         if self._runner.adapt(adapters, bind=bind):
             self._captured.forget()
         self.version = params.version
@@ -370,32 +345,17 @@ class NativeEngine:
         if self._on_update == "recompute":
             self._recompute()
 
-    def _same_kind(self, params: ParamSet) -> bool:
-        """Whether the learner's tensors have this engine's precision and device, so that they can be used in place."""
-        own, given = next(iter(self.model.parameters())), next(iter(params.params.values()))
-        return (given.dtype, given.device) == (own.dtype, own.device)
-
-    def _load(self, plain: Mapping[str, Tensor], *, bind: bool) -> None:
-        """Load the plain weights of a version. (A version that has only adapters uses the weights that the model was built
-        with.)"""
-        if not isinstance(self._runner, DecoderRunner):
-            self._runner.adapt(None, bind=False)  # adapters are merged into the weights there, so the old ones go first
-        if bind:
-            self._bind(plain)
-        else:
-            self._copy(plain)
-
     def _copy(self, params: Mapping[str, Tensor]) -> None:
-        """Copy the values into memory of its own."""
+        """Copy the values into the engine's own memory."""
         if self._bound:
-            pack(self.model)  # the memory that it has now is the learner's
+            pack(self.model)  # into new memory: the present one is the learner's
         load_model_params(self.model, params, bind=False)
         if self._bound:
             self._moved()
         self._bound = False
 
     def _bind(self, params: Mapping[str, Tensor]) -> None:
-        """Read the learner's own tensors from now on."""
+        """Use the learner's own tensors from now on."""
         own = dict(self.model.named_parameters())
         same = self._bound and own.keys() == params.keys()
         if same and all(own[name].data_ptr() == value.data_ptr() for name, value in params.items()):
@@ -414,13 +374,11 @@ class NativeEngine:
 
     def _recompute(self) -> None:
         """Put the tokens of running rows into the cache again, under the current parameters."""
-        waiting = {id(r) for p in self._filling for r in p.rows}
         for prompt in self._filling:
             prompt.filled = 0
-        for row in self._running:
-            if id(row) not in waiting:
-                made = self._rows.tokens[row.row, : row.made - 1].cpu()
-                self._filling.append(Prompt(torch.cat((row.prompt, made)), [row], resumed=True))
+        for row in self._decoding():
+            made = self._rows.tokens[row.row, : row.made - 1].cpu()
+            self._filling.append(Prompt(torch.cat((row.prompt, made)), [row], resumed=True))
         self._rows.active.zero_()
 
     # ---------------------------------------------------------------------------------------------------------- state
@@ -428,11 +386,7 @@ class NativeEngine:
         """Requests, their tokens so far, and the keys and values in use. Parameters come with `load_params`."""
         longest = max((r.length for r in self._running), default=0)
         where = {id(r): i for i, r in enumerate(self._running)}
-        return {
-            "version": self.version,
-            "paused": self.paused,
-            "num_tokens": self.num_tokens,
-            "waiting": [request_data(r) for r in self._waiting],
+        return super().snapshot() | {
             "running": [self._row_data(r) for r in self._running],
             "filling": [
                 {"tokens": p.tokens, "rows": [where[id(r)] for r in p.rows], "filled": p.filled, "resumed": p.resumed}
@@ -453,8 +407,7 @@ class NativeEngine:
 
     @torch.no_grad()
     def restore(self, state: State) -> None:
-        self.version, self.paused, self.num_tokens = state["version"], state["paused"], state["num_tokens"]
-        self._waiting = [request_of(r) for r in state["waiting"]]
+        super().restore(state)
         self._running = []
         for data in state["running"]:
             self._restore_row(data)
@@ -462,9 +415,7 @@ class NativeEngine:
             Prompt(p["tokens"], [self._running[i] for i in p["rows"]], p["filled"], p["resumed"]) for p in state["filling"]
         ]
         self._rows.active.zero_()
-        filling = {id(r) for p in self._filling for r in p.rows}
-        going = [r for r in self._running if id(r) not in filling]
-        if going:
+        if going := self._decoding():
             self._rows.start(going)
         self._runner.restore(state["cache"])
 

@@ -1,5 +1,4 @@
-"""What engines have in common that answer a request in one forward pass of a frozen model: requests that wait, weights that are
-copied in."""
+"""The common part of engines that serve a request by one forward pass of a frozen model."""
 
 from __future__ import annotations
 
@@ -7,13 +6,13 @@ from collections.abc import Sequence
 
 from runnel.core.contracts.inference import Request
 from runnel.core.contracts.params import ParamSet
-from runnel.core.records import Batch
 from runnel.core.state import State
+from runnel.llm.engines.requests import request_data, request_of
 from runnel.llm.model.token_model import TokenModel
 
 
 class OnePassEngine:
-    """Requests wait in `waiting`, the oldest first, until a step takes them (core `Inferencer`, but for `step`)."""
+    """A core `Inferencer` without `step`. Requests wait in `waiting`, the oldest first, until a step takes them."""
 
     immediate = False
     model: TokenModel
@@ -26,7 +25,7 @@ class OnePassEngine:
         self.waiting.extend(requests)
 
     def take(self, num: int) -> list[Request]:
-        """The oldest `num` requests, which wait no more."""
+        """Remove the oldest `num` requests from the queue and return them."""
         some, self.waiting = self.waiting[:num], self.waiting[num:]
         return some
 
@@ -37,12 +36,12 @@ class OnePassEngine:
         return len(self.waiting)
 
     def load_params(self, params: ParamSet) -> None:
-        """Copies: such a model seldom changes, or is seldom asked."""
+        """Copy the parameters. Sharing them would save little: such a model seldom changes, or has few requests."""
         self.model.load_params(params.params)
         self.version = params.version
 
     def snapshot(self) -> State:
-        return {"waiting": [{"id": r.id, "version": r.version, "rows": dict(r.rows)} for r in self.waiting]}
+        return {"waiting": [request_data(r) for r in self.waiting]}
 
     def restore(self, state: State) -> None:
-        self.waiting = [Request(r["id"], Batch(r["rows"]), r["version"]) for r in state["waiting"]]
+        self.waiting = [request_of(data) for data in state["waiting"]]

@@ -1,4 +1,4 @@
-"""Requests of an engine: their rows and those of replies, and their state while the engine decodes them.
+"""Requests of an engine: their rows and those of replies, the queue of every engine, and the state of rows that are decoded.
 
 A request holds everything that its reply depends on (tokens, seed, sampling), so any engine of a run can serve it.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from runnel.core.bounds import bounded, check_bounds
 from runnel.core.contracts.inference import Inferencer, Reply, Request
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
 from runnel.core.state import State
@@ -28,11 +29,10 @@ from runnel.llm.model.causal_lm import num_positions
 from runnel.llm.model.logprobs import draw
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 MAX_STOPS = 16
 """The most tokens that may end a row: the model's, and those of its request."""
-NUMBERS = ("last", "position", "count", "left", "active", "sane", "top_k")
 
 Decode = Callable[[Sequence[int]], str]
 """Tokens to text: needed only for stop texts."""
@@ -110,12 +110,8 @@ def sampling_of(rows: Batch) -> SamplingConfig:
     )
 
 
-# nearly all requests of a run sample alike: the bounds of one such config are checked once, and not at every request
-@lru_cache(maxsize=64)
-def _sampling(
-    temperature: float, top_k: int, top_p: float, min_p: float, stop: tuple[str, ...], stop_tokens: tuple[int, ...]
-) -> SamplingConfig:
-    return SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, stop=stop, stop_tokens=stop_tokens)
+_sampling = lru_cache(maxsize=64)(SamplingConfig)
+"""Nearly all requests of a run sample alike: the bounds of such a config are checked once, and not at every request."""
 
 
 def make_request(
@@ -184,13 +180,93 @@ class Engine(Inferencer, Protocol):
         ...
 
 
-def check_sizes(model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
-    """Raise a `ConfigError` for an engine that `model` cannot serve."""
-    limit = num_positions(model.config)
-    if limit is not None and max_length > limit:
-        raise ConfigError("engine.max_length", max_length, f"the model has {limit} positions; use at most that")
-    if num_slots < 1:
-        raise ConfigError("engine.num_slots", num_slots, "use at least 1")
+class HasRequest(Protocol):
+    """A completion that runs, in whatever form an engine keeps it."""
+
+    request: Request
+
+
+class QueuedEngine:
+    """What every engine does alike: requests wait, the oldest first, until a slot is free and their version is loaded."""
+
+    immediate = False
+    _running: Sequence[HasRequest]
+
+    def __init__(
+        self,
+        model: PretrainedConfig,
+        *,
+        num_slots: int,
+        max_length: int,
+        eos_id: int | Sequence[int],
+        decode_text: Decode | None,
+    ) -> None:
+        limit = num_positions(model)
+        if limit is not None and max_length > limit:
+            raise ConfigError("engine.max_length", max_length, f"the model has {limit} positions; use at most that")
+        if num_slots < 1:
+            raise ConfigError("engine.num_slots", num_slots, "use at least 1")
+        self.num_slots, self.max_length, self.decode_text = num_slots, max_length, decode_text
+        self.end_ids = (eos_id,) if isinstance(eos_id, int) else tuple(dict.fromkeys(eos_id))
+        self.version, self.paused, self.num_tokens = -1, False, 0
+        self._waiting: list[Request] = []
+        self._running = []
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        check_requests(requests, self.max_length, self.decode_text)
+        self._waiting.extend(requests)
+
+    def pending(self) -> int:
+        return len(self._waiting) + len(self._running)
+
+    def abort(self, ids: Sequence[int]) -> None:
+        gone = set(ids)
+        self._waiting = [r for r in self._waiting if r.id not in gone]
+        self._remove([r for r in self._running if r.request.id in gone])
+
+    def _remove(self, running: Sequence[Any]) -> None:
+        """Free the slots of these completions."""
+        raise NotImplementedError
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def close(self) -> None:
+        """Nothing is held outside this process."""
+
+    def _take_waiting(self, fewest: int = 1) -> list[Request]:
+        """Requests for the free slots, oldest first; none while fewer than `fewest` slots are free and more requests wait. A
+        request for an exact version waits until that version is loaded."""
+        free = self.num_slots - len(self._running)
+        ready = [r for r in self._waiting if r.version in (-1, self.version)]
+        if free < min(len(ready), fewest):
+            return []
+        taken = {id(r) for r in ready[:free]}
+        self._waiting = [r for r in self._waiting if id(r) not in taken]
+        return ready[:free]
+
+    def _check_version(self, version: int) -> None:
+        """Raise a `DataError` if requests that run need exactly another version than the one that is to be loaded."""
+        held = [r.request.id for r in self._running if r.request.version not in (-1, version)]
+        if held:
+            raise DataError(f"version {version} arrived while requests {held[:3]} run at an exact older version")
+
+    def snapshot(self) -> State:
+        waiting = [request_data(r) for r in self._waiting]
+        return {"version": self.version, "paused": self.paused, "num_tokens": self.num_tokens, "waiting": waiting}
+
+    def restore(self, state: State) -> None:
+        self.version, self.paused, self.num_tokens = state["version"], state["paused"], state["num_tokens"]
+        self._waiting = [request_of(data) for data in state["waiting"]]
+
+
+def fits_in_place(model: PreTrainedModel, params: ParamSet) -> bool:
+    """Whether `model` can use the learner's own tensors: they are shared, and have its precision and device."""
+    own, given = next(iter(model.parameters())), next(iter(params.params.values()))
+    return params.shared and (given.dtype, given.device) == (own.dtype, own.device)
 
 
 def check_requests(requests: Sequence[Request], max_length: int, decode: Decode | None) -> None:
@@ -252,7 +328,7 @@ class SlotRows:
     `left`: how many more may follow; `active`: 1 while running; `sane`: 0 after a log-probability that is not finite."""
 
     def __init__(self, num_rows: int, max_new: int, *, device: torch.device) -> None:
-        self._ints = torch.zeros((len(NUMBERS), num_rows), dtype=torch.int64, device=device)
+        self._ints = torch.zeros((7, num_rows), dtype=torch.int64, device=device)
         self.last, self.position, self.count, self.left, self.active, self.sane, self.top_k = self._ints.unbind(0)
         self._floats = torch.ones((3, num_rows), dtype=torch.float32, device=device)
         self.heat, self.top_p, self.min_p = self._floats.unbind(0)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -155,7 +156,8 @@ class DecoderRunner:
         """
         sizes = [len(p.tokens) for p in chunks]
         blocks = [b for p, first in zip(chunks, accumulate(sizes, initial=0), strict=False) for b in _blocks(p, first)]
-        size = _bucket(max(sum(sizes), (len(blocks) - SPARE_BLOCKS) * cache_kernels.PREFILL_BLOCK))
+        least = max(sum(sizes), (len(blocks) - SPARE_BLOCKS) * cache_kernels.PREFILL_BLOCK)
+        size = max(128, 1 << (least - 1).bit_length())  # the next power of two, so that there are few graphs
         flat = np.zeros((3, size), dtype=np.int64)
         flat[0, : sum(sizes)] = torch.cat([p.tokens for p in chunks]).numpy()
         flat[1], flat[2] = self._spare, self._max_length - 1
@@ -209,25 +211,19 @@ class DecoderRunner:
     # ----------------------------------------------------------------------------------------------------------- decode
     def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
         if self.records:
-            return self.decoder(tokens, positions, lambda i, r, v: self._attend_kernel(i, r, v, positions))
-        if loops(self.cache):
-            if (step := self._whole_step()) is not None:
-                return step(tokens, positions)  # type: ignore[no-any-return]
-            return self.decoder(tokens, positions, lambda i, r, v: self._attend_loop(i, r, v, positions))
-        n = tokens.shape[0]
-        mask = (torch.arange(longest) <= positions[:, None])[:, None, None]
-        return self.decoder(tokens, positions, lambda i, r, v: self._attend(i, r, v, positions, mask, n, longest))
+            return self._decode_with(cache_kernels, tokens, positions)
+        if not loops(self.cache):
+            return self._decode_in_torch(tokens, positions, longest)
+        if (step := self._whole_step()) is not None:
+            return step(tokens, positions)  # type: ignore[no-any-return]
+        from runnel.kernels.lm.numba import cache_loops
+
+        return self._decode_with(cache_loops, tokens, positions)
 
     def next_logits(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
         if loops(self.cache) and self.decoder.head.value.numel() <= STEP_WEIGHTS and (step := self._whole_step()) is not None:
             return step.logits(tokens, positions)  # type: ignore[no-any-return]
         return self.logits(self.decode(tokens, positions, longest))
-
-    def _attend_kernel(self, layer: int, turned: Tensor, value: Tensor, positions: Tensor) -> Tensor:
-        keys, values = self.cache[layer].unbind(0)
-        return cache_kernels.decode_attention(  # type: ignore[no-any-return, no-untyped-call]
-            turned, value, keys, values, positions, scale=self.decoder.scale
-        )
 
     def _whole_step(self) -> Any:
         """All layers in one compiled loop (`DecodeStep`) for a small model, else None. The loop supports plain weights only;
@@ -244,25 +240,31 @@ class DecoderRunner:
             self._step = DecodeStep(*whole)  # type: ignore[no-untyped-call]
         return self._step
 
-    def _attend_loop(self, layer: int, turned: Tensor, value: Tensor, positions: Tensor) -> Tensor:
-        from runnel.kernels.lm.numba import cache_loops
+    def _decode_with(self, kernels: ModuleType, tokens: Tensor, positions: Tensor) -> Tensor:
+        """A decode step with the compiled attention of `kernels`."""
 
-        keys, values = self.cache[layer].unbind(0)
-        return cache_loops.decode_attention(  # type: ignore[no-any-return, no-untyped-call]
-            turned, value, keys, values, positions, scale=self.decoder.scale
-        )
+        def attend(layer: int, turned: Tensor, value: Tensor) -> Tensor:
+            keys, values = self.cache[layer].unbind(0)
+            seen: Tensor = kernels.decode_attention(turned, value, keys, values, positions, scale=self.decoder.scale)
+            return seen
 
-    def _attend(
-        self, layer: int, turned: Tensor, value: Tensor, positions: Tensor, mask: Tensor, n: int, longest: int
-    ) -> Tensor:
-        """Attention in torch. Queries of one key-value head form the rows of a small matrix, so that keys are not repeated."""
-        d = self.decoder
-        keys, values = self.cache[layer].unbind(0)
-        rows = self._rows[:n]
-        keys[rows, :, positions], values[rows, :, positions] = turned[:, d.heads :], value
-        q = turned[:, : d.heads].reshape(n, d.kv_heads, -1, d.head_dim)
-        seen = scaled_dot_product_attention(q, keys[:n, :, :longest], values[:n, :, :longest], attn_mask=mask, scale=d.scale)
-        return seen.reshape(n, -1)
+        return self.decoder(tokens, positions, attend)
+
+    def _decode_in_torch(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """A decode step in torch. Queries of one key-value head form the rows of a small matrix, so that keys are not
+        repeated."""
+        d, n = self.decoder, len(tokens)
+        mask = (torch.arange(longest) <= positions[:, None])[:, None, None]
+
+        def attend(layer: int, turned: Tensor, value: Tensor) -> Tensor:
+            keys, values = self.cache[layer].unbind(0)
+            rows = self._rows[:n]
+            keys[rows, :, positions], values[rows, :, positions] = turned[:, d.heads :], value
+            q = turned[:, : d.heads].reshape(n, d.kv_heads, -1, d.head_dim)
+            keys, values = keys[:n, :, :longest], values[:n, :, :longest]
+            return scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=d.scale).reshape(n, -1)
+
+        return d(tokens, positions, attend)
 
     # ------------------------------------------------------------------------------------------------------------ slots
     def logits(self, hidden: Tensor) -> Tensor:
@@ -312,8 +314,3 @@ def _blocks(chunk: PromptChunk, first: int) -> list[list[int]]:
     """The blocks of a chunk whose tokens start at `first`, for `prefill_attention`: first token, size, slot, position."""
     most, size = cache_kernels.PREFILL_BLOCK, len(chunk.tokens)
     return [[first + i, min(most, size - i), chunk.slot, chunk.start + i] for i in range(0, size, most)]
-
-
-def _bucket(size: int) -> int:
-    """The next power of two, from 128 on."""
-    return max(128, 1 << (size - 1).bit_length())

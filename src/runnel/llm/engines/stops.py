@@ -1,4 +1,4 @@
-"""Where a completion ends: end tokens and stop texts, by one rule for every engine."""
+"""Whether a completion has reached a stop text: one rule for every engine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,6 @@ from runnel.llm.engines.requests import Decode
 SLACK = 8
 """Characters at the start of a window that may differ from those in the whole text: some decoders remove a space there."""
 LOST = "\N{REPLACEMENT CHARACTER}"
-
-
-def end_ids_of(eos_id: int | Sequence[int]) -> tuple[int, ...]:
-    """The tokens that end a completion, without duplicates, from one token or several.
-
-    >>> end_ids_of(2), end_ids_of([2, 7, 2])
-    ((2,), (2, 7))
-    """
-    return (eos_id,) if isinstance(eos_id, int) else tuple(dict.fromkeys(eos_id))
 
 
 def completes(tokens: Sequence[int], stop: Sequence[str], decode: Decode) -> bool:

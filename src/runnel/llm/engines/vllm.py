@@ -8,7 +8,7 @@ waits for the child with a deadline, and for nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,17 +16,15 @@ import torch
 from torch import Tensor
 
 from runnel.core.bounds import bounded, check_bounds
-from runnel.core.contracts.inference import Reply, Request
+from runnel.core.contracts.inference import Reply
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
 from runnel.core.resuming import OnResume, may_change
 from runnel.core.state import State
-from runnel.llm.engines.completions import Completion
-from runnel.llm.engines.requests import Decode, check_requests, check_row
-from runnel.llm.engines.stops import end_ids_of
+from runnel.llm.engines.completions import Completion, CompletionEngine
+from runnel.llm.engines.requests import Decode, check_row
 from runnel.llm.engines.vllm_process import VllmProcess
 from runnel.llm.engines.vllm_server import NOT_FINITE, Message
-from runnel.llm.model.causal_lm import num_positions
 from runnel.llm.model.lora import Adapters, merged_params
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ class VllmConfig:
         check_bounds(self, "engine.vllm.")
 
 
-class VllmEngine:
+class VllmEngine(CompletionEngine):
     """Completes tokens with vLLM; `folder` is a Hugging Face model folder. `precision`: auto is float32 on CPUs, else bfloat16.
 
     The child starts at once, and the first `load_params` or `step` waits until it is ready. `load_params` copies the weights
@@ -76,8 +74,6 @@ class VllmEngine:
     A snapshot is restored in the same way. Adapters are merged on this side into the model of `make_model`, and the whole model
     is sent.
     """
-
-    immediate = False
 
     def __init__(
         self,
@@ -91,55 +87,20 @@ class VllmEngine:
         config: VllmConfig | None = None,
         make_model: Callable[[], Any] | None = None,
     ) -> None:
-        self._shapes = _parameter_shapes(folder, max_length)
+        model = _model_config(folder)
+        super().__init__(model, num_slots=num_slots, max_length=max_length, eos_id=eos_id, decode_text=decode_text)
+        self._shapes = _parameter_shapes(model)
         config = config or VllmConfig()
         self._make_model = make_model
         self._model: Any = None
-        self.num_slots, self.max_length, self.decode_text = num_slots, max_length, decode_text
-        self.end_ids = end_ids_of(eos_id)
-        self.version, self.paused, self.num_tokens, self.num_refused = -1, False, 0, 0
-        self._waiting: list[Completion] = []
-        self._running: dict[str, Completion] = {}
-        self._new: list[str] = []
+        self.num_refused = 0
+        self._new: list[Completion] = []
+        """Completions that vLLM has not been sent."""
         self._gone: list[str] = []
+        """Keys of completions that vLLM works on and that have been removed here."""
         self._num_keys = 0
-        self.process = VllmProcess(
-            {
-                "folder": str(Path(folder).resolve()),
-                "num_slots": num_slots,
-                "max_length": max_length,
-                "precision": precision,
-                "cpu_cache_gib": config.cpu_cache_gib,
-                "memory_share": config.memory_share,
-                "eager": config.eager,
-            },
-            python=config.python,
-            threads=config.threads,
-            start_timeout_s=config.start_timeout_s,
-            timeout_s=config.timeout_s,
-        )
-
-    # ------------------------------------------------------------------------------------------------------- requests
-    def submit(self, requests: Sequence[Request]) -> None:
-        check_requests(requests, self.max_length, self.decode_text)
-        self._waiting += [Completion.of(r) for r in requests]
-
-    def pending(self) -> int:
-        return len(self._waiting) + len(self._running)
-
-    def abort(self, ids: Sequence[int]) -> None:
-        gone = set(ids)
-        self._waiting = [c for c in self._waiting if c.id not in gone]
-        self._drop([key for key, c in self._running.items() if c.id in gone])
-
-    def so_far(self, id: int) -> list[int]:
-        return next((list(c.tokens) for c in self._running.values() if c.id == id), [])
-
-    def pause(self) -> None:
-        self.paused = True
-
-    def resume(self) -> None:
-        self.paused = False
+        orders = asdict(config) | {"folder": str(Path(folder).resolve()), "precision": precision}
+        self.process = VllmProcess(orders | {"num_slots": num_slots, "max_length": max_length}, config)
 
     def close(self) -> None:
         """End the child process."""
@@ -149,81 +110,53 @@ class VllmEngine:
     def step(self) -> list[Reply]:
         if self.paused:
             return []
-        self._admit()
+        self._start([Completion(r) for r in self._take_waiting()])
         if not self._running and not self._gone:
             return []
-        message = {"op": "step", "add": [self._order(key) for key in self._new], "abort": self._gone}
+        message = {"op": "step", "add": [_order(c) for c in self._new], "abort": self._gone}
         self._new, self._gone = [], []
-        replies = []
+        running, replies = {c.key: c for c in self._running}, list[Reply]()
         for key, token, logprob, sampling_logprob in self.process.ask(message)["made"]:
-            reply = self._take(key, token, logprob, sampling_logprob)
-            replies += [reply] if reply is not None else []
+            completion = running.get(key)
+            if completion is not None:  # else it has been removed
+                replies += self._take(completion, token, logprob, sampling_logprob)
         return replies
 
-    def _admit(self) -> None:
-        """Send waiting requests to vLLM, oldest first. A request for an exact version waits until it is loaded."""
-        free = self.num_slots - len(self._running)
-        ready = [c for c in self._waiting if c.request.version in (-1, self.version)][:free]
-        taken = {c.id for c in ready}
-        self._waiting = [c for c in self._waiting if c.id not in taken]
-        for completion in ready:
-            self._give(completion)
+    def _start(self, completions: Sequence[Completion]) -> None:
+        """Run completions: the next step sends them to vLLM, under new keys, because vLLM may still know the old ones."""
+        for completion in completions:
+            self._num_keys += 1
+            completion.key = f"{completion.request.id}.{self._num_keys}"
+        self._running += completions
+        self._new += completions
 
-    def _give(self, completion: Completion) -> None:
-        """Send a completion to vLLM at the next step, under a new key, because vLLM may still know the old one."""
-        self._num_keys += 1
-        key = f"{completion.id}.{self._num_keys}"
-        self._running[key] = completion
-        self._new.append(key)
-
-    def _order(self, key: str) -> Message:
-        c = self._running[key]
-        return {
-            "key": key,
-            "tokens": [*c.prompt, *c.tokens],
-            "left": c.max_tokens - len(c.tokens),
-            "draw": {
-                "seed": c.seed,
-                "skip": len(c.tokens),
-                "max_tokens": c.max_tokens,
-                "heat": c.sampling.temperature,
-                "top_k": c.sampling.top_k,
-                "top_p": c.sampling.top_p,
-                "min_p": c.sampling.min_p,
-            },
-        }
-
-    def _take(self, key: str, token: int, logprob: float, sampling_logprob: float) -> Reply | None:
+    def _take(self, completion: Completion, token: int, logprob: float, sampling_logprob: float) -> list[Reply]:
         """Add a token to a completion. Return its reply if that was the last token."""
-        completion = self._running.get(key)
-        if completion is None:  # aborted since
-            return None
         if logprob <= NOT_FINITE / 2:
             raise NonFiniteError("engine.logprob", self.version, "the model's logits are NaN or infinite")
-        self.num_tokens += 1
-        completion.append(token, logprob=min(logprob, 0.0), sampling_logprob=sampling_logprob, version=self.version)
-        terminated = completion.terminated(self.end_ids, self.decode_text)
-        full = len(completion.tokens) == completion.max_tokens
-        if not terminated and not full:
-            return None
-        self._drop([key])
-        return completion.reply(terminated=terminated, truncates=completion.sampling.truncates)
+        logprob, truncates = min(logprob, 0.0), completion.sampling.truncates
+        return self._append(completion, token, logprob=logprob, sampling_logprob=sampling_logprob, truncates=truncates)
 
-    def _drop(self, keys: Sequence[str]) -> None:
+    def _remove(self, running: Sequence[Completion]) -> None:
         """Forget completions. The next step tells vLLM to abort those that it is still working on."""
-        for key in keys:
-            completion = self._running.pop(key)
-            if key in self._new:
-                self._new.remove(key)
+        super()._remove(running)
+        for completion in running:
+            if completion in self._new:
+                self._new.remove(completion)
             elif len(completion.tokens) < completion.max_tokens:  # vLLM ends a full completion itself
-                self._gone.append(key)
+                self._gone.append(completion.key)
+
+    def _stop_all(self) -> list[Completion]:
+        """Remove all running completions from vLLM, and return them so that they can be started again."""
+        running = list(self._running)
+        self._remove(running)
+        return running
 
     def logprobs(self, prompt: Tensor, tokens: Tensor) -> Tensor:
         """Log-probabilities of `tokens` after `prompt`, by one request with a forced token for each of them. Running
         completions are dropped and sent to vLLM again."""
         check_row(prompt, tokens, self.max_length)
-        running = list(self._running.values())
-        self._drop(list(self._running))
+        running = self._stop_all()
         self._num_keys += 1
         row, found = [*prompt.tolist(), *tokens.tolist()], dict[str, float]()
         keys = {i: f"logprobs.{self._num_keys}.{i}" for i in range(len(prompt), len(row))}
@@ -232,24 +165,22 @@ class VllmEngine:
             answer = self.process.ask({"op": "step", "add": add, "abort": self._gone})
             add, self._gone = [], []
             found |= {key: logprob for key, _, logprob, _ in answer["made"]}
-        for completion in running:
-            self._give(completion)
+        self._start(running)
         return torch.tensor([found[key] for key in keys.values()]).clamp(max=0.0)
 
     # ------------------------------------------------------------------------------------------------------ parameters
     def load_params(self, params: ParamSet) -> None:
         """Use `params` from the next `step` on. Requests for an exact other version must have ended before."""
-        held = [c.id for c in self._running.values() if c.request.version not in (-1, params.version)]
-        if held:
-            raise DataError(f"version {params.version} arrived while requests {held[:3]} run at an exact older version")
+        self._check_version(params.version)
         params = replace(params, params=self._whole(params.params))
-        self._check_shapes(params.params)
-        running = list(self._running.values())
-        self._drop(list(self._running))
+        found = {name: list(value.shape) for name, value in params.params.items()}
+        odd = sorted(name for name in self._shapes.keys() | found.keys() if self._shapes.get(name) != found.get(name))
+        if odd:
+            raise ConfigError("params", odd[:3], "these are not parameters of the engine's model; build both from one folder")
+        running = self._stop_all()
         self._send(params)
         self.version = params.version
-        for completion in running:
-            self._give(completion)
+        self._start(running)
 
     def _whole(self, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """All plain parameters of a version, with adapters merged."""
@@ -276,42 +207,34 @@ class VllmEngine:
             self.num_refused += 1
         raise DataError(f"version {params.version} was refused {MAX_TRIES} times by vLLM: {answer['refused']}")
 
-    def _check_shapes(self, params: Mapping[str, Tensor]) -> None:
-        found = {name: list(value.shape) for name, value in params.items()}
-        odd = sorted(name for name in self._shapes.keys() | found.keys() if self._shapes.get(name) != found.get(name))
-        if odd:
-            raise ConfigError("params", odd[:3], "these are not parameters of the engine's model; build both from one folder")
-
     # ----------------------------------------------------------------------------------------------------------- state
-    def snapshot(self) -> State:
-        """Requests and their tokens so far. Keys and values are not part of it: they are computed again."""
-        return {
-            "version": self.version,
-            "paused": self.paused,
-            "num_tokens": self.num_tokens,
-            "waiting": [c.data() for c in self._waiting],
-            "running": [c.data() for c in self._running.values()],
-        }
-
     def restore(self, state: State) -> None:
-        self._waiting = []
-        self._drop(list(self._running))
-        self.version, self.paused, self.num_tokens = state["version"], state["paused"], state["num_tokens"]
-        self._waiting = [Completion.of_data(data) for data in state["waiting"]]
-        for data in state["running"]:
-            self._give(Completion.of_data(data))
+        """Continue from a snapshot. Keys and values are not part of it: vLLM computes them again."""
+        self._stop_all()
+        super().restore(state)
+        self._start([Completion.of_data(data) for data in state["running"]])
 
 
-def _parameter_shapes(folder: str | Path, max_length: int) -> dict[str, list[int]]:
-    """Names and shapes of the parameters that a learner publishes for the model of `folder`. It does not load the weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _order(completion: Completion) -> Message:
+    """A completion as the child needs it: its tokens so far, and how to draw those that are left."""
+    c, made = completion, len(completion.tokens)
+    draw = {"seed": c.seed, "skip": made, "max_tokens": c.max_tokens, "heat": c.sampling.temperature}
+    limits = {"top_k": c.sampling.top_k, "top_p": c.sampling.top_p, "min_p": c.sampling.min_p}
+    return {"key": c.key, "tokens": [*c.prompt, *c.tokens], "left": c.max_tokens - made, "draw": draw | limits}
+
+
+def _model_config(folder: str | Path) -> PretrainedConfig:
+    from transformers import AutoConfig
 
     if not (Path(folder) / "config.json").is_file():
         raise ConfigError("engine.model", str(folder), "the vllm engine needs a Hugging Face model folder (save_pretrained)")
-    config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-    limit = num_positions(config)
-    if limit is not None and max_length > limit:
-        raise ConfigError("engine.max_length", max_length, f"the model has {limit} positions; use at most that")
+    return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+
+
+def _parameter_shapes(config: PretrainedConfig) -> dict[str, list[int]]:
+    """Names and shapes of the parameters that a learner publishes for such a model. It does not load the weights."""
+    from transformers import AutoModelForCausalLM
+
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return {name: list(p.shape) for name, p in model.named_parameters()}

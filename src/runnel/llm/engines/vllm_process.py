@@ -1,8 +1,8 @@
 """A vLLM child process, started and stopped by its engine: messages with deadlines, weights through shared memory.
 
 The child ends when this process ends: the kernel sends it a signal, and its socket closes. `close` ends it at once. Errors
-include the last lines that it wrote. The kernel's signal also comes when the thread ends that started the child, so start it
-from a thread that lasts.
+include the last lines that it wrote. The kernel also sends the signal when the thread that started the child ends, so start it
+from a thread that stays alive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from runnel.core.framing import Message, MessageSocket, TruncatedFrame
 from runnel.core.process import ChildProgram, exit_text, last_text
 from runnel.core.worker import progressed
 from runnel.llm.engines import vllm_server
+
+if TYPE_CHECKING:
+    from runnel.llm.engines.vllm import VllmConfig
 
 PYTHON = "RUNNEL_VLLM_PYTHON"
 """Environment variable: the interpreter that has vLLM."""
@@ -55,15 +58,18 @@ CAUSES = (
 )
 """Known errors of vLLM, each with its meaning and what to change."""
 STOP_S = 5.0
+"""The most seconds to wait for the exit code of a child whose socket is closed."""
 LOOK_S = 1.0
+"""While it waits for a reply, this process reports every so many seconds that it is alive."""
 ALIGN = 64
+"""Each parameter starts at a multiple of so many bytes, as torch requires and processors prefer."""
 
 
 class VllmProcess:
     """One child process. `ask` sends a message and waits for the reply; the first call also waits until vLLM is ready."""
 
-    def __init__(self, orders: Message, *, python: str, threads: int, start_timeout_s: float, timeout_s: float) -> None:
-        self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
+    def __init__(self, orders: Message, config: VllmConfig) -> None:
+        self._timeout_s, self._start_timeout_s = config.timeout_s, config.start_timeout_s
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._memory_fd = _anonymous_file()
         self._memory: mmap.mmap | None = None
@@ -71,28 +77,23 @@ class VllmProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             orders = {**orders, "parent": os.getpid(), "socket": theirs.fileno(), "memory": self._memory_fd}
-            self._python = find_python(python)
-            self._child = self._spawn(orders, threads)
-        ours.settimeout(timeout_s)  # limits sending: a child that stops reading must not block this process
+            self._python = find_python(config.python)
+            env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+            self._child = ChildProgram(
+                [self._python, "-P", "-u", str(Path(vllm_server.__file__).resolve()), json.dumps(orders)],
+                stdout=self._log,
+                stderr=self._log,
+                env=env | ({"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}),
+                pass_fds=(theirs.fileno(), self._memory_fd),
+                new_session=True,
+            )
+        ours.settimeout(config.timeout_s)  # limits sending: a child that stops reading must not block this process
         self._line = MessageSocket(ours)
         self._finalizer = weakref.finalize(self, _end, self._child, self._line, self._memory_fd)
 
     @property
     def pid(self) -> int:
         return self._child.pid
-
-    def _spawn(self, orders: Message, threads: int) -> ChildProgram:
-        env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-        if threads:
-            env["OMP_NUM_THREADS"] = str(threads)
-        return ChildProgram(
-            [self._python, "-P", "-u", str(Path(vllm_server.__file__).resolve()), json.dumps(orders)],
-            stdout=self._log,
-            stderr=self._log,
-            env=env,
-            pass_fds=(orders["socket"], orders["memory"]),
-            new_session=True,
-        )
 
     # -------------------------------------------------------------------------------------------------------- messages
     def ask(self, message: Message) -> Message:
@@ -148,7 +149,9 @@ class VllmProcess:
         if "No module named 'vllm'" in wrote:
             fix = f"this interpreter has no vLLM; give one that has, here or in {PYTHON} (docs/guides/engines.md)"
             return ConfigError("engine.vllm.python", self._python, fix)
-        lines = "" if code in FROM_OUTSIDE else worth_reading(wrote)  # no line of the log explains a kill
+        lines = "\n".join([line for line in wrote.splitlines() if not CHATTER.search(line)][-TAIL_LINES:])
+        if code in FROM_OUTSIDE:  # no line of the log explains a kill
+            lines = ""
         told = f"{what.rstrip('.')}{explained(what)}" + (f"\nIts last lines:\n{lines}" if lines else "")
         return EngineLost(NAME, told) if lost else WorkerFailure(NAME, told)
 
@@ -194,11 +197,6 @@ def explained(what: str) -> str:
     """The meaning of a known error and its fix; empty for other errors."""
     found = next(((match, text) for known, text in CAUSES if (match := known.search(what))), None)
     return "" if found is None else f": {found[1].format(*found[0].groups())}"
-
-
-def worth_reading(wrote: str) -> str:
-    """The last lines of `wrote` without `CHATTER`."""
-    return "\n".join([line for line in wrote.splitlines() if not CHATTER.search(line)][-TAIL_LINES:])
 
 
 def find_python(given: str) -> str:

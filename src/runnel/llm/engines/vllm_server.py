@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import mmap
 import os
 import signal
@@ -159,10 +160,8 @@ def tensors(memory: mmap.mmap, manifest: list[list[Any]]) -> Iterator[tuple[str,
     import torch
 
     for name, dtype, shape, offset in manifest:
-        count = 1
-        for size in shape:
-            count *= size
-        yield name, torch.frombuffer(memory, dtype=getattr(torch, dtype), count=count, offset=offset).view(shape)
+        flat = torch.frombuffer(memory, dtype=getattr(torch, dtype), count=math.prod(shape), offset=offset)
+        yield name, flat.view(shape)
 
 
 def put_weights(worker: Any, weights: dict[str, Tensor]) -> None:

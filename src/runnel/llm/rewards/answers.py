@@ -1,8 +1,8 @@
-r"""Which part of a completion is its mathematical answer, and that part as LaTeX.
+r"""Finds the mathematical answer in a completion, and writes it as LaTeX.
 
-In this order: the last `\boxed{...}` (several that are joined by a comma, "and" or "or" are one answer); the first piece of
-mathematics behind the last word "answer", or behind `####`; the last piece of mathematics. A piece is whole: `(1, 2)`, `2 pi`
-and `x^2 + 1` are never read as the number in them.
+The answer is the first of these that exists: the last `\boxed{...}` (boxes that are joined by a comma, "and" or "or" are one
+answer); the first piece of mathematics behind the last word "answer" or `####`; the last piece of mathematics. A piece is never
+cut: `(1, 2)`, `2 pi` and `x^2 + 1` are not read as a number in them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from runnel.llm.rewards.extract import boxes
 
 LONGEST = 1000
-"""More characters than this are no answer."""
+"""A longer text is no answer. In characters."""
 OPEN, CLOSE = "([{", ")]}"
 _ENV = r"\$\$(?P<display>[^$]+)\$\$|\\\[(?P<bracket>.+?)\\\]|\\\((?P<paren>.+?)\\\)|(?<![\\\w])\$(?P<inline>[^$\n]+)\$"
 _CHARACTER = r"[-+*/^=<>()\[\]{}|!%°'_≤≥≠∪∞π√×·−±]"
@@ -42,7 +42,7 @@ REWRITES = (
 
 
 def answer_in(completion: str) -> str | None:
-    """The answer of a completion, without its marks; None where there is none."""
+    """The answer in a completion, without its marks; None if there is none."""
     if r"\boxed" in completion:
         return _boxes(completion)
     rest, anchored = completion, False
@@ -56,7 +56,7 @@ def answer_in(completion: str) -> str | None:
 
 
 def as_latex(text: str) -> str:
-    """Plain signs and words of mathematics (pi, **, 1e-3, unicode) as LaTeX has them."""
+    """`text` with plain signs and words of mathematics (pi, **, 1e-3, unicode) written in LaTeX."""
     for old, new in PLAIN.items():
         text = text.replace(old, new)
     for pattern, new in REWRITES:
@@ -73,7 +73,7 @@ def words_of(text: str) -> str | None:
 
 
 def _boxes(text: str) -> str | None:
-    """The content of the last box, after those that are joined to it; None where it is not closed."""
+    """The content of the last box, with the boxes before it that are joined to it; None if a box is not closed."""
     spans = boxes(text)
     if not spans:
         return None
@@ -88,7 +88,7 @@ def _boxes(text: str) -> str | None:
 
 
 def _pieces(text: str) -> list[str]:
-    """All pieces of mathematics in order; those that are joined by a comma, "and" or "or" are one."""
+    """All pieces of mathematics in order; pieces that are joined by a comma, "and" or "or" are one."""
     out: list[str] = []
     end = 0
     for found in _tokens(text):
@@ -105,7 +105,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def _tokens(text: str) -> list[re.Match[str]]:
-    """Matches of TOKEN; a dollar sign before prose is money and no mathematics."""
+    """Matches of TOKEN. A dollar sign before prose is an amount of money, not the start of mathematics."""
     found, at = [], 0
     while match := TOKEN.search(text, at):
         at = match.end()
@@ -117,7 +117,7 @@ def _tokens(text: str) -> list[re.Match[str]]:
 
 
 def _tidy(piece: str) -> str:
-    """Without brackets that have no partner, articles, and marks at the ends; nothing where no mathematics is left."""
+    """`piece` without unmatched brackets, articles, and marks at its ends; empty if no mathematics is left."""
     before = None
     while piece != before:
         before, piece = piece, piece.strip().strip(",;:*'_").strip()

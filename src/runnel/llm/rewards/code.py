@@ -1,4 +1,4 @@
-"""Generated Python against unit tests, in the sandbox (`llm/sandbox/run.py`)."""
+"""Runs generated Python against unit tests, in the sandbox (`llm/sandbox/run.py`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runnel.llm.rewards.extract import extract as find
 from runnel.llm.sandbox.run import SandboxConfig, run_python
 
 SLACK_KB = 64
-"""Output that a program may print beyond what is expected, before it is stopped."""
+"""How much more than the expected output a program may print before it is stopped."""
 
 
 def python_tests(
@@ -28,30 +28,26 @@ def python_tests(
 ) -> list[float | None]:
     """1 for code that passes all its tests (with `partial`, the share that it passes); 0 for a completion without code.
 
-    The column `tests` has statements that raise if they fail (a string, or a list of strings), with the code's names; they run
-    in a process that the code never enters, and compare plain data. The column `cases` has programs' `{"input": ..., "output":
-    ...}`, compared outside of the sandbox. An example with neither: None. `sandbox` sets limits (`SandboxConfig`).
+    The column `tests` has statements that raise if they fail (a string, or a list of strings) and that use the code's names.
+    They run in a process that never runs the code, and compare plain data. The column `cases` has a program's input and output
+    as `{"input": ..., "output": ...}`, which are compared outside of the sandbox. An example with neither: None. `sandbox` sets
+    limits (`SandboxConfig`).
     """
     config, count = SandboxConfig(**(sandbox or {})), len(completions)
 
     def score(i: int) -> float | None:
-        statements, programs = _listed(tests[i] if tests else None), cases[i] if cases else None
-        return _score(find(completions[i], extract), statements, programs, config, partial=partial)
+        given: str | Sequence[str] = tests[i] if tests else ()
+        statements = (given,) if isinstance(given, str) else tuple(given or ())
+        return _score(find(completions[i], extract), statements, cases[i] if cases else (), config, partial=partial)
 
     with ThreadPoolExecutor(max_workers=min(count, os.cpu_count() or 1)) as pool:
         return list(pool.map(score, range(count)))
 
 
-def _listed(statements: str | Sequence[str] | None) -> tuple[str, ...]:
-    if statements is None:
-        return ()
-    return (statements,) if isinstance(statements, str) else tuple(statements)
-
-
 def _score(
     code: str | None,
     statements: tuple[str, ...],
-    programs: Sequence[Mapping[str, object]] | None,
+    programs: Sequence[Mapping[str, object]],
     config: SandboxConfig,
     *,
     partial: bool,
@@ -64,7 +60,7 @@ def _score(
     passed: list[bool] = []
     if statements:
         passed += run_python(code, checks=statements, config=config).checks
-    for program in programs or []:
+    for program in programs or ():  # a column may have None
         if not partial and not all(passed):
             return 0.0
         room = replace(config, output_kb=max(config.output_kb, len(str(program["output"]).encode()) // 1024 + SLACK_KB))
@@ -74,6 +70,6 @@ def _score(
 
 
 def _same(found: str, expected: str) -> bool:
-    """Equal but for space at the ends of lines."""
+    """Whether both are equal, except for space at the ends of lines and of the text."""
     lines = [line.rstrip() for line in found.rstrip().splitlines()]
     return lines == [line.rstrip() for line in expected.rstrip().splitlines()]

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from runnel.core.errors import ConfigError
@@ -23,8 +23,8 @@ Value = float | list[Any] | None
 
 @dataclass(frozen=True)
 class Builtin:
-    """A reward that comes with runnel: where it is, how it runs, how many at once, its own time limit (0: the pool's), and
-    whether it takes prompts with their roles."""
+    """A reward of runnel: its function, how it runs, how many calls at once, its own time limit (0: the pool's), and whether it
+    takes prompts with their roles."""
 
     target: str
     run: Run
@@ -34,21 +34,11 @@ class Builtin:
 
 
 _HERE = "runnel.llm.rewards"
-COLUMNS = frozenset(
-    [
-        "answer",
-        "tests",
-        "cases",
-        "index",
-        "data_source",
-        "ground_truth",
-        "reward_model",
-        "extra_info",
-        "completion_ids",
-        "prompt_messages",
-    ]
-)
-"""What the built-in rewards take from rows and completions: as an option it would stand in for all of them."""
+COLUMNS = frozenset((
+    "answer", "tests", "cases", "index", "data_source", "ground_truth", "reward_model", "extra_info",
+    "completion_ids", "prompt_messages",
+))  # fmt: skip
+"""Arguments of the built-in rewards that are columns (one value for each completion), and therefore no options."""
 BUILTIN: Mapping[str, Builtin] = {
     "math": Builtin(f"{_HERE}.mathematics:math_answer", "process"),
     "exact": Builtin(f"{_HERE}.verifiers:exact_match", "inline"),
@@ -59,7 +49,7 @@ BUILTIN: Mapping[str, Builtin] = {
     "reward_model": Builtin(f"{_HERE}.scorers:reward_model", "thread", messages=True),
     "judge": Builtin(f"{_HERE}.scorers:judge", "thread", workers=8, timeout_s=120.0),
     "verl": Builtin(f"{_HERE}.adapters:verl_score", "process"),
-    "reasoning_gym": Builtin("runnel.llm.rewards.gym:score", "process"),
+    "reasoning_gym": Builtin(f"{_HERE}.gym:score", "process"),
 }
 
 
@@ -80,12 +70,12 @@ class RewardComponent:
     """sequence: a number a completion. token: a list, one for each token (the column `completion_ids` has them). segment: a
     list of `[start, end, number]` in characters, each counted at the last token of its span. turn: a list, one a turn."""
     run: Run = "auto"
-    """process: can be stopped whatever it does; needs a function with a name, and columns that JSON can hold. thread: given up
+    """process: can be stopped whatever it does; needs a function with a name, and columns that JSON can hold. thread: abandoned
     after its time, but not stopped. inline: no limit. auto: as the built-in says; process for names, thread for functions."""
     options: Mapping[str, object] = field(default_factory=dict)
-    """Keyword arguments that are the same in every call; a column of the same name goes before."""
+    """Keyword arguments that are the same in every call; a column of the same name replaces one."""
     channels: Mapping[str, float] = field(default_factory=dict)
-    """Of a function that returns dicts: its names and their weights, instead of `name` and `weight`."""
+    """For a function that returns dicts: the names in them, with their weights, instead of `name` and `weight`."""
     workers: int = 0
     """Calls at once; 0 takes what the built-in says, else 1."""
     tokens: bool = False
@@ -128,43 +118,30 @@ class RewardComponent:
         return self.fn
 
     def resolved(self) -> RewardComponent:
-        """The same with `run`, `workers` and, where the built-in says, `timeout_s` and `messages` decided."""
-        known = BUILTIN.get(self.fn) if isinstance(self.fn, str) else None
-        run, workers = self.run, self.workers or (known.workers if known else 1)
-        timeout_s = self.timeout_s or (known.timeout_s if known else 0.0)
-        if run == "auto":
-            run = known.run if known else ("process" if isinstance(self.fn, str) else "thread")
+        """A copy with `run`, `workers`, `timeout_s` and `messages` filled in from the built-in, or from the usual values."""
+        usual = Builtin("", "process" if isinstance(self.fn, str) else "thread")
+        known = BUILTIN.get(self.fn, usual) if isinstance(self.fn, str) else usual
+        run = known.run if self.run == "auto" else self.run
         if run == "process":
             self.target  # noqa: B018  (raises if it has no name)
-        messages = self.messages or (known is not None and known.messages)
-        return replace(self, run=run, workers=workers, timeout_s=timeout_s, messages=messages)
+        workers, timeout_s = self.workers or known.workers, self.timeout_s or known.timeout_s
+        return replace(self, run=run, workers=workers, timeout_s=timeout_s, messages=self.messages or known.messages)
 
     def known_options(self) -> tuple[str, ...] | None:
-        """Names that may stand in `options`: keyword arguments of the function. None: your own function takes any (`**`)."""
-        fn = load_object(self.target, f"reward.{self.name}") if isinstance(self.fn, str) else self.fn
-        kinds = inspect.signature(fn).parameters.values()
+        """Names that `options` may have: keyword arguments of the function. None: a function of your own takes any (`**`)."""
+        kinds = inspect.signature(self._loaded()).parameters.values()
         if self.fn not in BUILTIN and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in kinds):
             return None
         named = [p.name for p in kinds if p.kind is inspect.Parameter.KEYWORD_ONLY]
         return tuple(name for name in named if self.fn not in BUILTIN or name not in COLUMNS)
 
     def function(self) -> RewardFn:
-        """The function itself, loaded, with its options."""
-        fn = load_object(self.target, f"reward.{self.name}") if isinstance(self.fn, str) else self.fn
-        return with_options(fn, self.options)
+        """The function itself, loaded, with its options. Columns replace options of the same name, as `partial` does it."""
+        return partial(self._loaded(), **self.options)
 
-
-def with_options(fn: RewardFn, options: Mapping[str, object]) -> RewardFn:
-    """`fn` with keyword arguments that a column of the same name replaces."""
-    if not options:
+    def _loaded(self) -> RewardFn:
+        fn: RewardFn = load_object(self.target, f"reward.{self.name}") if isinstance(self.fn, str) else self.fn
         return fn
-
-    def call(
-        prompts: Sequence[str], completions: Sequence[str], **columns: object
-    ) -> Sequence[Reward] | Awaitable[Sequence[Reward]]:
-        return fn(prompts, completions, **{**options, **columns})
-
-    return call
 
 
 RewardSpec = RewardFn | str | RewardComponent | Sequence[RewardComponent] | Mapping[str, RewardFn | str | RewardComponent]
@@ -173,7 +150,7 @@ RewardSpec = RewardFn | str | RewardComponent | Sequence[RewardComponent] | Mapp
 def as_components(
     reward: RewardSpec, channels: Sequence[str] = ("reward",), weights: Sequence[float] = (1.0,)
 ) -> tuple[RewardComponent, ...]:
-    """What a task was given, as components: one function (with its `channels`), one component, a list, or a dict by name."""
+    """The reward of a task as components: it may be a function (with its `channels`), a component, a list, a dict by name."""
     if isinstance(reward, RewardComponent):
         found = [reward]
     elif isinstance(reward, Mapping):

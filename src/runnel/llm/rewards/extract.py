@@ -1,4 +1,4 @@
-"""Finding the answer in a completion, by a rule with a name."""
+"""Finds the answer in a completion, by a rule with a name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def extract(text: str, rule: str = "all") -> str | None:
     if kind == "last_number":
         return next((str(found) for found in reversed(NUMBER.findall(text))), None)  # "3/4" is two numbers
     if kind == "boxed":
-        return _boxed(text)
+        return next((content for _, _, content in reversed(boxes(text))), None)
     if kind == "tag" and name:
         return _between(text, f"<{name}>", f"</{name}>")
     if kind == "after" and name:
@@ -50,7 +50,7 @@ def extract(text: str, rule: str = "all") -> str | None:
 
 
 def _between(text: str, start: str, end: str) -> str | None:
-    """What stands in the last pair of marks: from the last opening one that is closed to the first closing one after it."""
+    """The text in the last pair of marks: from the last opening mark that is closed to the first closing mark after it."""
     opened = text.rfind(start, 0, max(text.rfind(end), 0))
     if opened < 0:
         return None
@@ -58,14 +58,9 @@ def _between(text: str, start: str, end: str) -> str | None:
     return inner[: inner.find(end)].strip()
 
 
-def _boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}`, with its braces balanced; None where it is not closed."""
-    found = boxes(text)
-    return found[-1][2] if found else None
-
-
 def boxes(text: str) -> list[tuple[int, int, str]]:
-    r"""Start, end and content of every `\boxed{...}`; none at all where one is cut off. `\{` and `\}` do not count."""
+    r"""Start, end and content of every `\boxed{...}`, with balanced braces (`\{` and `\}` do not count); empty if any box is
+    not closed, because the text was then cut off in its answer."""
     found = []
     for box in BOX.finditer(text):
         depth, end = 1, box.end()
@@ -81,8 +76,8 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def _code(text: str) -> str | None:
-    """The last block between fences that is marked as Python. Without one, of the blocks without a mark the last that has a
-    statement (a later one may show output), or else the last."""
+    """The last block between fences that is marked as Python. If there is none, the last block without a mark that has a
+    statement (a later block may show output), or else the last block without a mark."""
     blocks: list[tuple[str, str]] = [(language.lower(), body) for language, body in FENCE.findall(text)]
     marked = [body for language, body in blocks if language in PYTHON]
     if marked:
@@ -92,7 +87,7 @@ def _code(text: str) -> str | None:
 
 
 def number_of(text: str) -> Decimal | None:
-    """The value of a text that is one number as `last_number` finds it; None for any other.
+    """The value of a text that is exactly one number as `last_number` finds it; None for any other text.
 
     >>> number_of("1,200"), number_of(".50"), number_of("5-3")
     (Decimal('1200'), Decimal('0.50'), None)
@@ -102,8 +97,8 @@ def number_of(text: str) -> Decimal | None:
 
 
 def shown(answer: str, rule: str) -> str:
-    r"""An answer in the form in which `rule` (of several, the first) finds it: what a demonstration says. One that is in this
-    form already, such as a worked solution, stays as it is.
+    r"""An answer in the form in which `rule` (of several, the first) finds it, for demonstrations. An answer that has this form
+    already, such as a worked solution, is returned unchanged.
 
     >>> shown("4", "tag:answer|all"), shown("1/2", "boxed"), shown("7", "after:####"), shown("7", "last_number")
     ('<answer>4</answer>', '\\boxed{1/2}', '#### 7', '7')

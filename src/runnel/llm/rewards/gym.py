@@ -25,10 +25,10 @@ def score(
     settings: Mapping[str, object] | None = None,
     **columns: object,
 ) -> list[float]:
-    """What the task says of each answer, from 0 to 1; a completion in which the rule `extract` finds no answer gets 0.
+    """The task's own score of each answer, from 0 to 1; a completion in which the rule `extract` finds no answer gets 0.
 
-    The prompt is made again here from its generator index: nothing of its solution has to travel. One that does not come out
-    the same is an error.
+    The entry is generated again here from its index, so that its solution need not be sent. It is an error if its prompt
+    differs.
     """
     scorer = gym_dataset(dataset, tuple(sorted((settings or {}).items())))
     entries = {i: gym_entry(scorer, i) for i in set(index)}
@@ -59,8 +59,8 @@ def gym_dataset(name: str, settings: tuple[tuple[str, object], ...]) -> Procedur
 
 
 def gym_entry(dataset: ProceduralDataset, index: int) -> State:
-    """Entry `index`: question, answer, metadata. Some generators draw from Python's own random state, so that is set by the
-    index meanwhile: an entry is the same in every process."""
+    """Entry `index`: question, answer, metadata. Some generators draw from Python's global random state. It is seeded with the
+    index meanwhile, so that an entry is the same in every process."""
     before = random.getstate()
     random.seed(index)
     try:

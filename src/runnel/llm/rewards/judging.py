@@ -1,7 +1,7 @@
-"""Run one call of a reward function and check what it returns: inside of the caller's process, or in threads.
+"""Call a reward function and check what it returns, in the caller's thread or in other threads.
 
-Anything wrong becomes a failure with its reason. An executor runs the jobs of one component and returns outcomes by ticket, in
-any order. It never waits longer than asked. Executors with worker processes are in `processes.py`.
+An exception or a value that is no reward becomes a failure with its reason. An executor runs the jobs of one component and
+returns outcomes by ticket, in any order. The executor with worker processes is in `processes.py`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import asyncio
 import inspect
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, TypeGuard
 
 from runnel.core.checks import as_number, name_of, wrong_number
 from runnel.core.clock import Clock
 from runnel.core.user_code import lines_of, summary
-from runnel.llm.rewards.components import Reward, RewardComponent, RewardFn, Value
+from runnel.llm.rewards.components import Level, Reward, RewardComponent, RewardFn, Value
 
 _PROMPT = 80
 """Letters of a prompt in a message."""
@@ -28,8 +29,8 @@ Rewards = dict[str, list[Value]]
 
 @dataclass(frozen=True)
 class RewardJob:
-    """The completions of one group. `key` comes back with the verdict; `ids` are the tokens of each completion; `messages` are
-    the prompts with their roles (none: each is one message of the user)."""
+    """The completions of one group. The verdict has the same `key`; `ids` are the tokens of each completion; `messages` are the
+    prompts with their roles (without them, a prompt is one message of the user)."""
 
     key: int
     prompts: Sequence[str]
@@ -52,7 +53,7 @@ class RewardJob:
 @dataclass(frozen=True)
 class RewardOutcome:
     """The rewards of one component for one job, or the reason why there are none. `broken`: the function returned something
-    that is no reward of any kind, so it has a mistake. `lines`: those of the function that raised (`core/user_code.py`)."""
+    that is no reward of any kind, so it has a mistake. `lines`: the lines of user code that raised (`core/user_code.py`)."""
 
     rewards: Rewards | None
     failure: str = ""
@@ -62,8 +63,8 @@ class RewardOutcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Rewards by channel for every completion of job `key`, or the reason why there are none, with the lines of the function
-    that raised."""
+    """Rewards by channel for every completion of job `key`, or the reason why there are none, with the lines of user code that
+    raised."""
 
     key: int
     rewards: Rewards | None
@@ -93,29 +94,33 @@ def judge(fn: RewardFn, component: RewardComponent, job: RewardJob) -> RewardOut
 def checked(component: RewardComponent, job: RewardJob, values: Sequence[object]) -> RewardOutcome:
     """The values that a function returned, as rewards by channel; wrong lengths, names and numbers are failures."""
     if len(values) != len(job.completions):
-        return _wrong(component, f"{len(values)} rewards for {len(job.completions)} completions", broken=True)
+        return _failed(component, f"{len(values)} rewards for {len(job.completions)} completions", broken=True)
     out: Rewards = {channel: [] for channel in component.weights}
     for i, value in enumerate(values):
         named = value if isinstance(value, Mapping) else dict.fromkeys(out, value) if value is None else {component.name: value}
         if set(named) != set(out):
-            return _wrong(component, f"channels {sorted(map(str, named))} instead of {sorted(out)}", broken=True)
+            return _failed(component, f"channels {sorted(map(str, named))} instead of {sorted(out)}", broken=True)
         for channel, number in named.items():
-            wrong = None if number is None else CHECKS[component.level](number, job, i)
+            wrong = None if number is None else _wrong(number, component.level, job, i)
             if wrong is not None:
-                return _wrong(component, f"{channel} {wrong}", broken=not _is_number(number))
+                return _failed(component, f"{channel} {wrong}", broken=not _is_number(number))
             out[channel].append(_plain(number))
     return RewardOutcome(out)
 
 
-def _wrong(component: RewardComponent, what: str, *, broken: bool) -> RewardOutcome:
+def _failed(component: RewardComponent, what: str, *, broken: bool) -> RewardOutcome:
     """The outcome for values that cannot be used; for a mistake in the code it names the function."""
     who = component.fn if isinstance(component.fn, str) else name_of(component.fn)
     return RewardOutcome(None, f"{who}: {what}" if broken else what, broken)
 
 
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
 def _is_number(value: object) -> bool:
-    """Whether a verdict is a number, or numbers: that one is not finite happens to functions that are right."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    """Whether a value is a number or a list of numbers. They may be infinite or NaN: a correct function can return those."""
+    if _is_list(value):
         return all(_is_number(v) for v in value)
     return as_number(value) is not None
 
@@ -130,44 +135,32 @@ def _plain(value: object) -> Value:
     return [_plain(v) for v in value]
 
 
-def _sequence(value: object, job: RewardJob, i: int) -> str | None:
-    return wrong_number(value)
+def _wrong(value: object, level: Level, job: RewardJob, i: int) -> str | None:
+    """Why `value` is no reward of this level for completion `i`, as the end of a sentence; None if it is one."""
+    if level == "sequence":
+        return wrong_number(value)
+    if level == "segment":
+        return _wrong_segments(value, len(job.completions[i]))
+    return _wrong_numbers(value, len(job.ids[i]), "token") if level == "token" else _wrong_numbers(value, 1, "turn")
 
 
-def _numbers(value: object, count: int, what: str) -> str | None:
-    if not isinstance(value, Sequence) or isinstance(value, str):
+def _wrong_numbers(value: object, count: int, what: str) -> str | None:
+    if not _is_list(value):
         return f"is {value!r}"[:80] + f" instead of a list of numbers, one a {what}"
     if len(value) != count:
         return f"has {len(value)} numbers for {count} {what}s"
     return next((f"of a {what} {wrong}" for v in value if (wrong := wrong_number(v))), None)
 
 
-def _token(value: object, job: RewardJob, i: int) -> str | None:
-    return _numbers(value, len(job.ids[i]), "token")
-
-
-def _turn(value: object, job: RewardJob, i: int) -> str | None:
-    return _numbers(value, 1, "turn")
-
-
-def _segment(value: object, job: RewardJob, i: int) -> str | None:
-    size = len(job.completions[i])
-    for part in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
-        if not isinstance(part, Sequence) or isinstance(part, str) or len(part) != 3:
+def _wrong_segments(value: object, size: int) -> str | None:
+    for part in value if _is_list(value) else [value]:
+        if not _is_list(part) or len(part) != 3:
             return f"has {part!r}"[:80] + " instead of [start, end, number]"
         if wrong := next((w for v in part if (w := wrong_number(v))), None):
             return f"of a segment {wrong}"
         if not 0 <= part[0] <= part[1] <= size:
             return f"has the span {part[0]}..{part[1]} in a completion of {size} characters"
     return None
-
-
-CHECKS: Mapping[str, Callable[[object, RewardJob, int], str | None]] = {
-    "sequence": _sequence,
-    "token": _token,
-    "segment": _segment,
-    "turn": _turn,
-}
 
 
 def shown_prompt(prompt: str) -> str:
@@ -206,20 +199,21 @@ def scalar(value: Value) -> float:
     return value
 
 
-class RewardExecutor(Protocol):
-    """Runs one component's jobs."""
+class RewardExecutor(ABC):
+    """Runs one component's jobs. A job has a time limit, except in `InlineExecutor`."""
 
     def start(self) -> None:
-        """Get ready before the first job comes, if that takes time."""
-        ...
+        """Start what takes time, before the first job."""
 
+    @abstractmethod
     def submit(self, ticket: int, job: RewardJob) -> None: ...
 
+    @abstractmethod
     def poll(self, wait_s: float = 0.0) -> dict[int, RewardOutcome]:
         """Outcomes since the last call, timeouts included. It waits up to `wait_s` for the first one."""
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release threads and processes."""
 
 
 def timed_out(component: RewardComponent, seconds: float) -> RewardOutcome:
@@ -228,15 +222,12 @@ def timed_out(component: RewardComponent, seconds: float) -> RewardOutcome:
     return RewardOutcome(None, f"timeout after {seconds:g} s ({field})")
 
 
-class InlineExecutor:
+class InlineExecutor(RewardExecutor):
     """Runs a job inside `submit`: the cheapest way for a function that is fast and cannot hang."""
 
     def __init__(self, component: RewardComponent) -> None:
         self._component, self._fn = component, component.function()
         self._found: dict[int, RewardOutcome] = {}
-
-    def start(self) -> None:
-        """Does nothing: it is ready."""
 
     def submit(self, ticket: int, job: RewardJob) -> None:
         self._found[ticket] = judge(self._fn, self._component, job)
@@ -245,11 +236,8 @@ class InlineExecutor:
         found, self._found = self._found, {}
         return found
 
-    def close(self) -> None:
-        """Does nothing: it holds no resources."""
 
-
-class ThreadExecutor:
+class ThreadExecutor(RewardExecutor):
     """Runs jobs in `component.workers` threads. A job that exceeds its time is abandoned: its thread cannot be stopped, so a
     new thread replaces it, and the old one ends at the latest with the process."""
 
@@ -262,9 +250,6 @@ class ThreadExecutor:
         self._changed = threading.Condition()
         self._threads = 0
         self._closed = False
-
-    def start(self) -> None:
-        """Does nothing: threads start when jobs come."""
 
     def submit(self, ticket: int, job: RewardJob) -> None:
         with self._changed:

@@ -1,7 +1,8 @@
-r"""Mathematical answers, compared as mathematics (math-verify): 1/2, 0.5 and \frac{1}{2} are the same.
+r"""Compares mathematical answers as mathematics (math-verify): 1/2, 0.5 and \frac{1}{2} are the same.
 
-`answers.py` finds the answer; math-verify reads it and the expected one, each as a whole, and compares. What takes too long is
-stopped twice: by math-verify's own alarm, and, where that cannot reach (a huge power), by the end of the worker process.
+`answers.py` finds the answer; math-verify parses it and the expected answer, each as a whole, and compares them. Two limits
+stop what takes too long: math-verify's own alarm, and for code that no alarm interrupts (a huge power) the time limit of the
+worker process.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from runnel.core.errors import ConfigError
 from runnel.llm.rewards.answers import answer_in, as_latex, words_of
 
 LIMIT_S = 4
-"""Longest reading, and longest comparing, of one answer."""
+"""The most seconds for parsing one answer, and for comparing it."""
 
 
 def math_answer(
     prompts: Sequence[str], completions: Sequence[str], *, answer: Sequence[object], **columns: object
 ) -> list[float | None]:
-    """1 where the answer of the completion equals the expected one, or one of a list of them; None where none is expected.
+    """1 if the answer in the completion equals the expected one, or one of a list of them; None if none is expected.
 
-    An expected answer that cannot be read as mathematics is an error, and so a counted failure of its group. An answer that
-    cannot be read or compared within `LIMIT_S` is not equal.
+    An expected answer that cannot be parsed is an error, and so a counted failure of its group. An answer that cannot be parsed
+    or compared within `LIMIT_S` is not equal.
     """
     return [None if a is None else _best(c, a) for c, a in zip(completions, answer, strict=True)]
 
@@ -41,16 +42,19 @@ def _score(completion: str, answer: str) -> float:
     words = words_of(gold)
     if words is not None:
         return float(words == _last_words(completion, found))
-    if found is None or _differ_in_kind(gold, found):
+    # a set is no tuple, but math-verify accepts a list in braces as equal to one in parentheses
+    if found is None or {_brackets(gold), _brackets(found)} == {"{}", "()"}:
         return 0.0
     expected, given = _read(gold), _read(found)
     if not expected:
         raise ValueError(f"the expected answer {answer!r} cannot be read as mathematics")
-    return float(bool(given) and _equal(list(expected), list(given)))
+    _, verify, _ = _library()
+    same = given and verify(list(expected), list(given), allow_set_relation_comp=True, timeout_seconds=_limit())
+    return float(bool(same))
 
 
 def _expected(answer: str) -> str:
-    r"""The expected answer alone: data sets have it bare, in dollar signs, in a box, or behind `####` and their reasons."""
+    r"""The expected answer without marks: data sets have it plain, in dollar signs, in a box, or behind reasons and `####`."""
     bare = answer.strip()
     marked = r"\boxed" in bare or "####" in bare or re.search(r"\banswer\b", bare, re.I)
     if marked or re.fullmatch(r"\$\$.+\$\$|\$[^$]+\$|\\\(.+\\\)|\\\[.+\\\]", bare, re.S):
@@ -59,38 +63,28 @@ def _expected(answer: str) -> str:
 
 
 def _last_words(completion: str, found: str | None) -> str | None:
-    """The words that a completion answers with: its box, what follows "answer is", or all of it."""
+    """The words that are a completion's answer: those in its box, behind "answer is", or all words."""
     if r"\boxed" in completion:
         return None if found is None else words_of(found)
     text = re.split(r"(?i)\banswer(?:\s+is|\s*:)+|####", completion)[-1].strip().strip("*$ ")
     return words_of(text)
 
 
-def _differ_in_kind(one: str, other: str) -> bool:
-    """A list in braces against one in parentheses: a set is no tuple, which math-verify does not mind."""
-    return {_brackets(one), _brackets(other)} == {"{}", "()"}
-
-
 def _brackets(text: str) -> str:
-    """The brackets around a list as a whole, as in (1, 2); nothing for all else."""
+    """The brackets around a list, as in (1, 2); empty for anything else."""
     bare = re.sub(r"\\left|\\right|\\|\s", "", text)
     return bare[0] + bare[-1] if re.fullmatch(r"[({][^(){}]*,[^(){}]*[)}]", bare) else ""
 
 
 @lru_cache(maxsize=256)
 def _read(text: str) -> tuple[Any, ...]:
-    """An answer as math-verify reads it when it is the whole of a box, where LaTeX and plain expressions are taken."""
+    """An answer as math-verify parses it inside a box, where it accepts both LaTeX and plain expressions."""
     parse, _, latex = _library()
     return tuple(parse(rf"\boxed{{{as_latex(text)}}}", [latex()], parsing_timeout=_limit()))
 
 
-def _equal(expected: list[Any], given: list[Any]) -> bool:
-    _, verify, _ = _library()
-    return bool(verify(expected, given, allow_set_relation_comp=True, timeout_seconds=_limit()))
-
-
 def _limit() -> int | None:
-    """Alarms reach the main thread alone; elsewhere the executor's own limit holds."""
+    """math-verify's alarms work only in the main thread; in others, the executor's time limit must suffice."""
     return LIMIT_S if threading.current_thread() is threading.main_thread() else None
 
 

@@ -1,7 +1,8 @@
 """Reward functions in worker processes: the only place where user code can be stopped for certain.
 
-Workers are started once and reused, killed with all they started when a job runs out of time, and replaced. A function
-crosses by its name and a job as JSON: nothing is pickled. A worker ends with its parent, however that ends.
+Workers are started once and reused. When a job takes too long, its worker is killed, with all processes that it started, and
+replaced. A function is sent by its name and a job as JSON: nothing is pickled. A worker ends when its parent ends, for whatever
+reason.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from runnel.core.clock import Clock
 from runnel.core.framing import Message, MessageSocket
 from runnel.core.process import ChildProgram
 from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.rewards.judging import RewardJob, RewardOutcome, checked, timed_out
+from runnel.llm.rewards.judging import RewardExecutor, RewardJob, RewardOutcome, checked, timed_out
 
 SCRIPT = Path(__file__).with_name("worker.py")
 START_S = 120.0
@@ -29,7 +30,7 @@ STEP_S = 0.05
 
 
 class WorkerProcess:
-    """One worker: a process of its own session, and a socket to it."""
+    """One worker: a process in its own session, and a socket to it."""
 
     def __init__(self, component: RewardComponent, began: float) -> None:
         ours, theirs = socket.socketpair()
@@ -48,13 +49,13 @@ class WorkerProcess:
         self.line.send({"fn": component.target, "options": dict(component.options), "path": sys.path})
 
     def kill(self) -> None:
-        """End it with all it started."""
+        """Kill the process and all that it started."""
         self.child.end()
         self.line.close()
 
 
-class ProcessExecutor:
-    """Runs one component's jobs in up to `component.workers` worker processes (`RewardExecutor`)."""
+class ProcessExecutor(RewardExecutor):
+    """Runs one component's jobs in up to `component.workers` worker processes."""
 
     def __init__(self, component: RewardComponent, *, timeout_s: float, clock: Clock) -> None:
         self._component, self._timeout_s, self._clock = component, timeout_s, clock
@@ -96,7 +97,7 @@ class ProcessExecutor:
                 self._receive(worker, message)
             if worker.line.closed and worker in self._workers:
                 worker.kill()
-                self._lose(worker, f"its worker process {worker.child.how()}")
+                self._lose(worker, RewardOutcome(None, f"its worker process {worker.child.how()}"))
             elif worker in self._workers:
                 self._check_time(worker)
         self._hand_out()
@@ -105,35 +106,32 @@ class ProcessExecutor:
         if "ready" in message:
             worker.ready = True
         elif worker.job is None or worker.ticket is None:
-            self._lose(worker, message["failure"], message["lines"])  # it could not load the function
+            self._lose(worker, _failure(message))  # it could not load the function
         else:
-            failure = message.get("failure")
-            told = RewardOutcome(None, failure, lines=message["lines"]) if failure else None
-            self._found[worker.ticket] = told or checked(self._component, worker.job, message["values"])
+            failed, job = "failure" in message, worker.job
+            self._found[worker.ticket] = _failure(message) if failed else checked(self._component, job, message["values"])
             worker.ticket = worker.job = None
 
     def _check_time(self, worker: WorkerProcess) -> None:
         age = self._clock.now() - worker.began
         if worker.ticket is not None and age >= self._timeout_s:
-            worker.kill()
-            self._workers.remove(worker)
-            self._found[worker.ticket] = timed_out(self._component, self._timeout_s)
+            self._lose(worker, timed_out(self._component, self._timeout_s))
         elif not worker.ready and age >= START_S:
-            worker.kill()
-            self._lose(worker, f"its worker process did not start within {START_S:g} s")
+            self._lose(worker, RewardOutcome(None, f"its worker process did not start within {START_S:g} s"))
 
-    def _lose(self, worker: WorkerProcess, reason: str, lines: str = "") -> None:
-        """A worker is gone: its job fails with the reason; one that could not start takes the next job down with it."""
+    def _lose(self, worker: WorkerProcess, outcome: RewardOutcome) -> None:
+        """Kill and remove a worker: `outcome` is that of its job. If it could not start, the next job fails with it, so that a
+        function that cannot be loaded is not tried for ever."""
         worker.kill()
         self._workers.remove(worker)
         ticket = worker.ticket
         if ticket is None and not worker.ready and self._queue:
             ticket = self._queue.popleft()[0]
         if ticket is not None:
-            self._found[ticket] = RewardOutcome(None, reason, lines=lines)
+            self._found[ticket] = outcome
 
     def _hand_out(self) -> None:
-        """Give waiting jobs to idle workers; start workers while there are more jobs than those."""
+        """Give waiting jobs to idle workers, and start workers while more jobs wait than workers are idle."""
         for worker in self._workers:
             if worker.ready and worker.ticket is None and self._queue:
                 self._assign(worker, *self._queue.popleft())
@@ -153,3 +151,7 @@ class ProcessExecutor:
             return
         worker.ticket, worker.job, worker.began = ticket, job, self._clock.now()
         worker.line.send(message)
+
+
+def _failure(message: Message) -> RewardOutcome:
+    return RewardOutcome(None, message["failure"], lines=message["lines"])

@@ -1,4 +1,4 @@
-"""Models that score text: a trained reward model from a folder, and a judge behind any OpenAI-compatible address."""
+"""Models that score text: a trained reward model from a folder, and a judge at an address with OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def reward_model(
     prompt_messages: Sequence[Sequence[Message]] | None = None,
     **columns: object,
 ) -> list[float]:
-    """What a sequence classifier with one output (a Bradley-Terry reward model, say) gives to each prompt and completion.
+    """The score of each prompt and completion by a sequence classifier with one output, such as a Bradley-Terry reward model.
 
     `prompt_messages` are the prompts with their roles; without them a prompt is one message of the user.
     """
@@ -54,7 +54,7 @@ def reward_model(
 
 
 def _conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], completion: str) -> list[int]:
-    """As the authors of another reward model would: by its chat template, or as text."""
+    """The tokens of a conversation for a reward model that is not ours: by its chat template, or as text if it has none."""
     if tokenizer.chat_template is None:
         text = "\n".join([*(m["content"] for m in messages), completion])
         return [int(t) for t in tokenizer.encode(text)]
@@ -77,7 +77,7 @@ def _load_scorer(folder: str, device: str) -> tuple[PreTrainedModel, Encode]:
 
 
 def _check_outputs(folder: str, field: str) -> PretrainedConfig:
-    """The config of a folder that says to be a reward model."""
+    """The config of the reward model in `folder`; a `ConfigError` if it is none."""
     from transformers import AutoConfig
 
     if not os.path.isdir(folder):
@@ -94,7 +94,7 @@ def _check_outputs(folder: str, field: str) -> PretrainedConfig:
 
 
 def _encoder(folder: str, config: PretrainedConfig, field: str) -> Encode:
-    """What makes the tokens of a conversation that the model of `folder` scores."""
+    """The function that makes the tokens of a conversation, as the model in `folder` was trained on them."""
     from transformers import AutoTokenizer
 
     if rows := getattr(config, "runnel_rows", ""):
@@ -107,7 +107,7 @@ def _encoder(folder: str, config: PretrainedConfig, field: str) -> Encode:
     except (OSError, ValueError) as error:
         fix = f"its tokenizer cannot be loaded ({str(error).splitlines()[0][:200]}); copy it there"
         raise ConfigError(field, folder, fix) from error
-    spare = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}  # no text has them
+    spare = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}  # texts do not contain special tokens
     rows = config.get_text_config().vocab_size
     if any(i >= rows and i not in spare for i in tokenizer.get_vocab().values()):
         fix = f"its tokenizer has {len(tokenizer)} tokens, but its embedding {rows} rows; use the tokenizer that belongs to it"
@@ -116,8 +116,8 @@ def _encoder(folder: str, config: PretrainedConfig, field: str) -> Encode:
 
 
 def check_scorer(folder: str, conversations: Sequence[tuple[Sequence[Message], str]], *, field: str) -> list[list[int]]:
-    """Raise a `ConfigError` of `field` where the reward model in `folder` could not judge, without loading its weights: no
-    folder, no score head, a tokenizer that is missing or not its own. Returns the tokens of some `conversations`."""
+    """Raise a `ConfigError` of `field` if the reward model in `folder` could not score, without loading its weights: no folder,
+    no score head, a tokenizer that is missing or belongs to another model. Returns the tokens of `conversations`."""
     from transformers import AutoModelForSequenceClassification
 
     config = _check_outputs(folder, field)
@@ -127,7 +127,7 @@ def check_scorer(folder: str, conversations: Sequence[tuple[Sequence[Message], s
 
 
 def _row(tokenizer: Tokenizer, messages: Sequence[Message], completion: str) -> list[int]:
-    """As the pairs were that one of our reward models was trained on (`pair_rows`): prompt, answer, end of turn."""
+    """The tokens of a conversation for our own reward models, as in training (`pair_rows`): prompt, answer, end of turn."""
     return [*tokenizer.render(messages), *tokenizer.answer(completion)]
 
 
@@ -157,12 +157,12 @@ def judge(
     request_timeout_s: float = 20.0,
     **columns: object,
 ) -> list[float]:
-    """What a model behind `base_url` (`.../v1`) says of each completion.
+    """The score of each completion by a model behind `base_url` (`.../v1`).
 
-    `template` may use {prompt}, {completion}, {low}, {high} and any column. The reply has to be a number from `low` to `high`
-    alone ("7", "7/10" where `high` is 10), or to end with a line such as "Score: 7"; or `pattern`, a regular expression with
-    one group, says where the number stands. All completions are asked about at once. Any other reply, one that was cut off, and
-    an address that stays silent are errors, and so counted failures.
+    `template` may use {prompt}, {completion}, {low}, {high} and any column. The reply must be only a number from `low` to
+    `high` ("7", or "7/10" if `high` is 10), or end with a line such as "Score: 7". Or give `pattern`, a regular expression with
+    one group, which finds the number. All requests are sent at once. Any other reply, a reply that was cut off, and an address
+    that does not reply are errors, and so counted failures.
     """
 
     def ask(i: int) -> float:
@@ -179,15 +179,15 @@ def judge(
 
 _VALUE = r"(-?\d+(?:\.\d+)?)(?:\s*(?:/|out\s+of)\s*(\d+(?:\.\d+)?))?"
 ALONE = re.compile(rf"[\s*_`$]*(?:\\boxed\{{|<score>)?[\s*]*{_VALUE}[\s*]*(?:\}}|</score>)?[\s*_`$.]*")
-"""A reply that is a number and nothing else, but for marks."""
+"""Matches a reply that is a number and nothing else except marks."""
 LABELLED = re.compile(
     rf"[\s*_`#>-]*(?:(?:the|my|final|overall)\s+)*(?:score|rating|grade)[\s*]*(?::|=|is)?[\s*:]*{_VALUE}[\s*_`.]*", re.I
 )
-"""A last line that names its number a score."""
+"""Matches a last line that calls its number a score."""
 
 
 def score_of(reply: Mapping[str, Any], pattern: str, low: float, high: float) -> float:
-    """The score in a judge's reply; a `DataError` where there is none in the form that was asked for."""
+    """The score in a judge's reply; a `DataError` if there is none in the required form."""
     try:
         choice = reply["choices"][0]
         text = choice["message"]["content"]
@@ -204,7 +204,7 @@ def score_of(reply: Mapping[str, Any], pattern: str, low: float, high: float) ->
 
 
 def _written(text: str, high: float) -> float | None:
-    """A number that is the whole reply, or that its last line names; "7/10" counts where 10 is the highest score."""
+    """A number that is the whole reply, or that the last line calls a score; "7/10" is one if 10 is the highest score."""
     said = text.rpartition("</think>")[2].strip()
     found = ALONE.fullmatch(said) or LABELLED.fullmatch(said.splitlines()[-1] if said else "")
     if found is None or (found[2] is not None and float(found[2]) != high):

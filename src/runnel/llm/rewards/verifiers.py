@@ -1,4 +1,4 @@
-"""Verifiers that need nothing but the text: exact match, regular expression, format, length."""
+"""Verifiers that need only the text: exact match, regular expression, format, length."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def exact_match(
     ignore_case: bool = False,
     **columns: object,
 ) -> list[float | None]:
-    """1 where the answer is the expected one, or one of a list of them; None where none is expected.
+    """1 if the answer is the expected one, or one of a list of them; None if none is expected.
 
-    With the rule `last_number`, and where the expected answer is a number and no text, numbers are compared as such: 1,200 is
+    With the rule `last_number`, or if the expected answer is a number and not a text, numbers are compared by value: 1,200 is
     1200, .5 is 0.5, and 7.0 is 7.
 
     >>> exact_match(["", "", ""], ["4", " 5", "x"], answer=["4", "4", None])
@@ -56,7 +56,7 @@ def regex_match(
     full: bool = False,
     **columns: object,
 ) -> list[float]:
-    """1 where `pattern` (one for all, or a column) is found in the completion; with `full`, where it is all of it.
+    """1 if `pattern` (one for all, or a column) matches a part of the completion; with `full`, if it matches all of it.
 
     >>> regex_match(["", ""], ["it is 12", "none"], pattern="[0-9]+")
     [1.0, 0.0]
@@ -99,7 +99,7 @@ def length(
     completion_ids: Sequence[Sequence[int]] = (),
     **columns: object,
 ) -> list[float]:
-    """How well a length suits: near `target` (1 there, 0 at 0 and at twice the target), or below `limit` (0 up to
+    """A reward for lengths near `target` (1 at the target, 0 at 0 and at twice the target), or below `limit` (0 up to
     `limit - slack`, then down to -1 at `limit`: the soft penalty of DAPO, equation 13).
 
     `unit` is characters, words, or tokens (a component with `tokens=True`).

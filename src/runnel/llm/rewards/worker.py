@@ -1,4 +1,4 @@
-"""The program of a reward worker process: loads one function by name and answers jobs until its parent is gone.
+"""The program of a reward worker process: it loads one function by name and computes jobs until its parent ends.
 
 It is started by its path (`processes.py`). Torch loads only if the function uses it, since public names load on first use.
 """
@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 
 def plain(value: Any) -> object:
-    """Numbers and arrays of numpy and torch as plain ones: a reward function may return either."""
+    """Numbers and arrays of numpy and torch as plain numbers and lists, because a reward function may return any of them."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def serve(socket_fd: int, parent: int) -> None:
-    """Load the function, then answer one job after another until the process `parent` is gone."""
+    """Load the function, then compute one job after another until the process `parent` ends."""
     from runnel.core import user_code
     from runnel.core.framing import MessageSocket
     from runnel.core.process import die_with_parent
     from runnel.core.resolve import load_object
-    from runnel.llm.rewards.components import with_options
     from runnel.llm.rewards.judging import call
 
     die_with_parent(parent)
@@ -35,7 +35,7 @@ def serve(socket_fd: int, parent: int) -> None:
     sys.path[:] = start["path"]
     try:
         own = load_object(start["fn"], "reward")
-        fn = with_options(own, start["options"])
+        fn = partial(own, **start["options"])  # columns replace options of the same name
     except (Exception, SystemExit) as error:
         first, newline, lines = str(error).partition("\n")  # it has the lines of the file, if there are any
         why = f"{type(error).__name__}: {first}"

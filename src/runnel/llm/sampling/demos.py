@@ -1,50 +1,33 @@
-"""Demonstrations: a data set is a sampler without inference.
+"""Samplers without inference: what an actor runs to train on given rows (demonstrations here, preferences in `pairs.py`).
 
-Consumes examples, produces segments of prompt and answer. It waits for a free segment and for nothing else.
+They consume examples and produce segments of prompts and answers. They wait for a free segment and for nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
-from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import SampleWriter
-from runnel.core.contracts.tasks import TaskSource
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Slot
-from runnel.core.routes import route
 from runnel.core.state import State
 from runnel.llm.checks.sizes import CHECKED, some
 from runnel.llm.sampling.groups import write_row
-from runnel.llm.sampling.sampler import AGENT
 from runnel.llm.tasks import Example, ExampleSource, TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
 
 MAX_SKIPPED = 100
+"""So many demonstrations in a row that do not fit are an error: perhaps none fits."""
 
 
-class DemoSampler:
-    """Writes the train examples of `task`, in a seeded order without end (core `Sampler`): one segment a step. What is longer
-    than `max_length` tokens, the model's context, is passed over."""
+class ExampleSampler:
+    """A core `Sampler` without inference: each step fills one segment of `stream` with rows that no policy made."""
 
-    def __init__(
-        self,
-        task: TextTask,
-        tokenizer: Tokenizer,
-        *,
-        seed: int,
-        routes: Sequence[AgentRoute] = (AgentRoute(samples="demos"),),
-        source: TaskSource | None = None,
-        max_length: int | None = None,
-    ) -> None:
-        if any(e.answer is None for e in some(task.train, CHECKED)):
-            raise ConfigError("task", task.name, "it has train examples without an answer; give each one, or skip the warm-up")
-        self._tokenizer, self._max_length = tokenizer, max_length
-        self._stream = route(routes, AGENT).samples
-        self._source: TaskSource = source or ExampleSource(task.train, seed=seed, name="demos")
+    def __init__(self, source: ExampleSource, stream: str) -> None:
+        self._source, self._stream = source, stream
         self._events: list[State] = []
 
     def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
@@ -52,34 +35,15 @@ class DemoSampler:
         slot = writer.reserve()
         if slot is None:
             return 0
-        tokens = self._fill(slot)
-        writer.commit(slot, num_steps=tokens)
+        num_tokens = self._fill(slot)
+        slot.header.used = {"N": num_tokens}
+        slot.header.version_min = slot.header.version_max = -1
+        writer.commit(slot, num_steps=num_tokens)
         return slot.spec.num_rows
 
     def _fill(self, slot: Slot) -> int:
-        start = 0
-        for row in range(slot.spec.num_rows):
-            prompt, answer = self._next(slot.spec.sizes["N"] - start - 2 * (slot.spec.num_rows - row - 1))
-            start += write_row(slot.arrays, row, start, torch.tensor(prompt), torch.tensor(answer))
-        slot.header.used = {"N": start}
-        slot.header.version_min = slot.header.version_max = -1
-        return start
-
-    def _next(self, room: int) -> tuple[list[int], list[int]]:
-        """The next demonstration that fits; those that do not, or have no answer, are passed over and counted."""
-        room = room if self._max_length is None else min(room, self._max_length)
-        for _ in range(MAX_SKIPPED):
-            task = self._source.next(1)[0]
-            example: Example = task.data["example"]
-            prompt, answer = self._tokenizer.render(messages_of(example.prompt)), self._tokenizer.answer(example.answer or "")
-            if example.answer is not None and len(prompt) + len(answer) <= room:
-                return prompt, answer
-            reason = "no answer" if example.answer is None else f"{len(prompt) + len(answer)} tokens, room for {room}"
-            text = f"passed over a demonstration: {reason} (train example {task.id})"
-            self._events.append({"kind": "event", "level": "warning", "text": text})
-        raise DataError(
-            f"{MAX_SKIPPED} demonstrations in a row do not fit into {room} tokens; use a longer context, or shorter answers"
-        )
+        """Write all rows of a segment; returns their number of tokens."""
+        raise NotImplementedError
 
     def waits_for(self) -> str:
         return f"a free segment of stream {self._stream!r}"
@@ -95,4 +59,39 @@ class DemoSampler:
         self._source.restore(state["source"])
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
+
+
+class DemoSampler(ExampleSampler):
+    """Writes the train examples of `task`, in a seeded order without end. Examples with more than `max_length` tokens, the
+    model's context, are skipped."""
+
+    def __init__(self, task: TextTask, tokenizer: Tokenizer, *, seed: int, max_length: int | None = None) -> None:
+        if any(e.answer is None for e in some(task.train, CHECKED)):
+            raise ConfigError("task", task.name, "it has train examples without an answer; give each one, or skip the warm-up")
+        super().__init__(ExampleSource(task.train, seed=seed, name="demos"), "demos")
+        self._tokenizer, self._max_length = tokenizer, max_length
+
+    def _fill(self, slot: Slot) -> int:
+        start = 0
+        for row in range(slot.spec.num_rows):
+            # each later row needs two tokens at least: one of a prompt, one of an answer
+            prompt, answer = self._next(slot.spec.sizes["N"] - start - 2 * (slot.spec.num_rows - row - 1))
+            start += write_row(slot.arrays, row, start, torch.tensor(prompt), torch.tensor(answer))
+        return start
+
+    def _next(self, room: int) -> tuple[list[int], list[int]]:
+        """The next demonstration that fits. Each one that does not fit or has no answer is skipped, with a warning."""
+        room = room if self._max_length is None else min(room, self._max_length)
+        for _ in range(MAX_SKIPPED):
+            task = self._source.next(1)[0]
+            example: Example = task.data["example"]
+            prompt, answer = self._tokenizer.render(messages_of(example.prompt)), self._tokenizer.answer(example.answer or "")
+            if example.answer is not None and len(prompt) + len(answer) <= room:
+                return prompt, answer
+            reason = "no answer" if example.answer is None else f"{len(prompt) + len(answer)} tokens, room for {room}"
+            text = f"passed over a demonstration: {reason} (train example {task.id})"
+            self._events.append({"kind": "event", "level": "warning", "text": text})
+        raise DataError(
+            f"{MAX_SKIPPED} demonstrations in a row do not fit into {room} tokens; use a longer context, or shorter answers"
+        )

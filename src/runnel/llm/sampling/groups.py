@@ -6,6 +6,7 @@ Samplers and learner agree on the fields. Rows are ragged: the tokens of all row
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,19 +24,19 @@ from runnel.llm.tokenize import Tokenizer
 
 @dataclass(eq=False)
 class CompletionGroup:
-    """The completions of one prompt: first waiting (no tickets), then running, then judged (all replies have come). If there is
-    a reference, its log-probabilities of each row are requested meanwhile."""
+    """The completions of one prompt: first waiting (no tickets), then running, then judged (all replies have arrived). If there
+    is a reference, its log-probabilities of each finished row are requested meanwhile."""
 
     slot: Slot
     task_id: int
     example: Example
     prompt: list[int]
     tickets: dict[int, int] = field(default_factory=dict)
-    """Tickets by row, for rows whose reply has not come yet."""
+    """Tickets by row, for rows whose reply has not arrived yet."""
     replies: dict[int, Batch] = field(default_factory=dict)
     """Replies of the engine by row."""
     asked: dict[int, int] = field(default_factory=dict)
-    """Tickets by row, for rows whose log-probabilities under the reference have not come yet."""
+    """Tickets by row, for rows whose log-probabilities under the reference have not arrived yet."""
     reference: dict[int, Tensor] = field(default_factory=dict)
     """Log-probabilities of the completion under the reference, by row."""
     rewards: Rewards | None = None
@@ -59,14 +60,12 @@ def fill(group: CompletionGroup, levels: Mapping[str, Level], tokenizer: Tokeniz
     for row in range(len(group.replies)):
         reply = group.replies[row]
         middle, end = start + len(prompt), start + write_row(arrays, row, start, prompt, reply["tokens"])
-        arrays["logprob"][start:middle], arrays["logprob"][middle:end] = 0.0, reply["logprob"]
-        arrays["policy_version"][start:middle], arrays["policy_version"][middle:end] = -1, reply["policy_version"]
-        if "sampling_logprob" in arrays:
-            arrays["sampling_logprob"][start:middle] = 0.0
-            arrays["sampling_logprob"][middle:end] = reply.get("sampling_logprob", reply["logprob"])
-        if "reference_logprob" in arrays:
-            arrays["reference_logprob"][start:middle] = 0.0
-            arrays["reference_logprob"][middle:end] = group.reference.get(row, torch.zeros(()))
+        by_token = {
+            "logprob": reply["logprob"],
+            "policy_version": reply["policy_version"],
+            "sampling_logprob": reply.get("sampling_logprob", reply["logprob"]),
+            "reference_logprob": group.reference.get(row, torch.zeros(())),
+        }
         arrays["prompt_length"][row] = len(prompt)
         arrays["terminated"][row] = reply["terminated"][0]
         arrays["truncated"][row] = ~reply["terminated"][0]
@@ -76,6 +75,9 @@ def fill(group: CompletionGroup, levels: Mapping[str, Level], tokenizer: Tokeniz
                 into[row] = scalar(values[row])
             else:
                 into[start:middle], into[middle:end] = 0.0, spread(values[row], levels[channel], group.ids(row), tokenizer)
+        for name in by_token.keys() & arrays.keys():
+            arrays[name][start:middle] = -1 if name == "policy_version" else 0
+            arrays[name][middle:end] = by_token[name]
         start = end
     versions = torch.cat([r["policy_version"] for r in group.replies.values()])
     header.version_min, header.version_max = int(versions.min()), int(versions.max())
@@ -83,7 +85,8 @@ def fill(group: CompletionGroup, levels: Mapping[str, Level], tokenizer: Tokeniz
 
 
 def spread(value: Value, level: Level, tokens: Sequence[int], tokenizer: Tokenizer) -> Tensor:
-    """Rewards finer than a sequence, by token: a segment's counts where it ends, a turn's at its last token. `[m]`"""
+    """Rewards of a level finer than a sequence, by token: that of a segment at its last token, that of a turn at the last token
+    of all. NaN if the reward does not apply. `[m]`"""
     out = torch.zeros(len(tokens))
     if value is None or not isinstance(value, list):
         return torch.full((len(tokens),), torch.nan)
@@ -96,19 +99,12 @@ def spread(value: Value, level: Level, tokens: Sequence[int], tokenizer: Tokeniz
 
 
 def token_at(characters: int, tokens: Sequence[int], tokenizer: Tokenizer) -> int:
-    """The first token with which the decoded text has `characters` characters: where a span that ends there is complete."""
-    low, high = 0, len(tokens) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if len(tokenizer.decode(tokens[: middle + 1])) >= characters:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    """The index of the token that completes the first `characters` characters of the decoded text."""
+    return bisect_left(range(len(tokens) - 1), characters, key=lambda i: len(tokenizer.decode(tokens[: i + 1])))
 
 
 def group_data(group: CompletionGroup) -> State:
-    """A group as a checkpoint holds it."""
+    """A group as plain data, for a checkpoint."""
     example = group.example
     return {
         "slot": group.slot.index,
@@ -126,7 +122,7 @@ def group_data(group: CompletionGroup) -> State:
 
 
 def group_from(data: State, writer: SampleWriter) -> CompletionGroup:
-    """The group that `group_data` saved; its segment comes back by `reclaim`, its tickets by the client."""
+    """The group that `group_data` saved. The writer still has its segment, and the client its tickets."""
     example = Example(data["prompt"], data["answer"], dict(data["columns"]))
     group = CompletionGroup(writer.reclaim(data["slot"]), data["task_id"], example, data["tokens"].tolist())
     group.tickets = {int(k): int(v) for k, v in data["tickets"]}
@@ -149,17 +145,14 @@ def rollout_stream(
     groups_per_batch: int = 1,
     capacity: int = 2,
     num_writers: int = 1,
-    name: str = "rollouts",
-    reader: str = "rollouts",
-    device: str = "cpu",
 ) -> StreamSpec:
     """A stream of groups: one segment is the `group_size` completions of one prompt.
 
     Per token: `tokens`, `loss_mask` (the completion), `logprob` (behaviour, at the sampling temperature), `policy_version` (-1
     in prompts). Per row: `row_start`, `row_length`, `prompt_length`, `terminated` (ended by eos), `truncated` (hit
     `max_tokens`), and one `rewards/<channel>` each, NaN where it does not apply; channels in `token_rewards` are per token.
-    `sampling_logprob` per token where sampling is truncated: what the tokens were drawn from. `reference_logprob` per token
-    where workers of its own answer for a reference model.
+    `sampling_logprob` per token if sampling is truncated: in the distribution that the tokens were drawn from.
+    `reference_logprob` per token if workers of their own compute it with a reference model.
     """
     fields = _ragged()
     fields["logprob"] = FieldSpec(("N",))
@@ -174,7 +167,7 @@ def rollout_stream(
     for channel in rewards:
         fields[f"rewards/{channel}"] = FieldSpec(("N",) if channel in token_rewards else ("B",))
     return StreamSpec(
-        name=name,
+        name="rollouts",
         fields=fields,
         sizes={"N": group_size * (max_prompt + max_tokens), "B": group_size},
         variable=("N",),
@@ -182,45 +175,20 @@ def rollout_stream(
         capacity=capacity,
         batch_segments=groups_per_batch,
         num_writers=num_writers,
-        readers=(reader,),
-        device=device,
     )
 
 
-def demo_stream(
-    *,
-    rows: int,
-    max_length: int,
-    batch_segments: int = 1,
-    capacity: int = 2,
-    num_writers: int = 1,
-    name: str = "demos",
-    reader: str = "demos",
-    device: str = "cpu",
-) -> StreamSpec:
+def demo_stream(*, rows: int, max_length: int, capacity: int = 2) -> StreamSpec:
     """A stream of demonstrations: one segment is `rows` pairs of prompt and answer; `loss_mask` marks the answer."""
-    return StreamSpec(
-        name=name,
-        fields=_ragged(),
-        sizes={"N": rows * max_length, "B": rows},
-        variable=("N",),
-        capacity=capacity,
-        batch_segments=batch_segments,
-        num_writers=num_writers,
-        readers=(reader,),
-        source="demonstration",
-        device=device,
-    )
+    sizes = {"N": rows * max_length, "B": rows}
+    return StreamSpec("demos", _ragged(), sizes, variable=("N",), capacity=capacity, source="demonstration")
 
 
-def pair_stream(
-    *, num_pairs: int, max_length: int, capacity: int = 2, num_writers: int = 1, name: str = "pairs", reader: str = "pairs"
-) -> StreamSpec:
+def pair_stream(*, num_pairs: int, max_length: int, capacity: int = 2) -> StreamSpec:
     """A stream of preferences: one segment is `num_pairs` pairs of rows, the chosen answer to a prompt and then the rejected
     one."""
-    rows = 2 * num_pairs
-    spec = demo_stream(rows=rows, max_length=max_length, capacity=capacity, num_writers=num_writers, name=name, reader=reader)
-    return replace(spec, unit_rows=2)
+    spec = demo_stream(rows=2 * num_pairs, max_length=max_length, capacity=capacity)
+    return replace(spec, name="pairs", unit_rows=2)
 
 
 def _ragged() -> dict[str, FieldSpec]:

@@ -1,7 +1,4 @@
-"""Preferences as a stream: a list of pairs is a sampler without inference; and rollouts as a list of pairs.
-
-`PairSampler` consumes pairs, produces segments of chosen and rejected rows, and waits for a free segment alone.
-"""
+"""Pairs of a chosen and a rejected answer: `PairSampler` writes them to a stream, `PairWriter` makes them from rollouts."""
 
 from __future__ import annotations
 
@@ -12,15 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.learning import Update
-from runnel.core.contracts.samples import SampleWriter
 from runnel.core.errors import DataError
 from runnel.core.records import Batch, Segment, Slot
 from runnel.core.state import Metrics, State
 from runnel.llm.algorithms.base import sum_channels
 from runnel.llm.learning.batches import join_rows
 from runnel.llm.model.causal_lm import model_params
+from runnel.llm.sampling.demos import ExampleSampler
 from runnel.llm.sampling.groups import write_row
 from runnel.llm.tasks import Example, ExampleSource, TextTask
 from runnel.llm.tasks.preferences import Pair, append_pairs
@@ -38,8 +34,8 @@ def pair_rows(pair: Pair, tokenizer: Tokenizer) -> list[tuple[list[int], list[in
 
 
 def fitting(pairs: Sequence[Pair], tokenizer: Tokenizer, *, context: int | None) -> tuple[list[Pair], int, list[str]]:
-    """The pairs that a model with room for `context` tokens can read, the length of their longest row, and what to tell of
-    those that are left out."""
+    """The pairs that a model with room for `context` tokens can read, the length of their longest row, and a warning if others
+    are left out."""
     sizes = [max(len(prompt) + len(answer) for prompt, answer in pair_rows(pair, tokenizer)) for pair in pairs]
     fits = [context is None or size <= context for size in sizes]
     told: list[str] = []
@@ -55,21 +51,12 @@ def fitting(pairs: Sequence[Pair], tokenizer: Tokenizer, *, context: int | None)
     return kept, max(size for size, ok in zip(sizes, fits, strict=True) if ok), told
 
 
-class PairSampler:
-    """Writes pairs in a seeded order without end (core `Sampler`): one segment a step."""
+class PairSampler(ExampleSampler):
+    """Writes pairs in a seeded order without end."""
 
-    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, *, seed: int, stream: str = "pairs") -> None:
-        self._pairs, self._tokenizer, self._stream = list(pairs), tokenizer, stream
-        order = [Example(str(i)) for i in range(len(pairs))]
-        self._source = ExampleSource(order, seed=seed, name="pairs")
-
-    def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
-        writer = writers[self._stream]
-        slot = writer.reserve()
-        if slot is None:
-            return 0
-        writer.commit(slot, num_steps=self._fill(slot))
-        return slot.spec.num_rows
+    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, *, seed: int) -> None:
+        super().__init__(ExampleSource([Example(str(i)) for i in range(len(pairs))], seed=seed, name="pairs"), "pairs")
+        self._pairs, self._tokenizer = list(pairs), tokenizer
 
     def _fill(self, slot: Slot) -> int:
         start, room = 0, slot.spec.sizes["N"]
@@ -78,30 +65,13 @@ class PairSampler:
                 if start + len(prompt) + len(answer) > room:
                     raise DataError(f"pairs do not fit their segment of {room} tokens; raise max_length")
                 start += write_row(slot.arrays, 2 * i + side, start, torch.tensor(prompt), torch.tensor(answer))
-        slot.header.used = {"N": start}
-        slot.header.version_min = slot.header.version_max = -1
         return start
-
-    def waits_for(self) -> str:
-        return f"a free segment of stream {self._stream!r}"
-
-    def events(self) -> list[State]:
-        return []
-
-    def snapshot(self) -> State:
-        return {"source": self._source.snapshot()}
-
-    def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
-        self._source.restore(state["source"])
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class PairWriter:
-    """A learner that learns nothing (core `Learner`): it writes the best and the worst completion of each prompt to a file.
+    """A core `Learner` that trains nothing: it writes the best and the worst completion of each prompt to a file.
 
-    The model stays as it is. A resumed run cuts the file back to where its checkpoint was.
+    A resumed run cuts the file back to its size at the checkpoint.
     """
 
     def __init__(self, path: str | Path, model: PreTrainedModel, tokenizer: Tokenizer, *, task: TextTask) -> None:

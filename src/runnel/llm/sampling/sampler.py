@@ -1,7 +1,7 @@
 """The prompt sampler: what an actor runs to make groups of completions.
 
-Consumes tasks and replies, produces one segment a group. It waits for a free segment (the staleness policy's admission), for
-the parameter version that a segment requires, for the engine, for rewards, and where one is asked for a reference model.
+It consumes tasks and replies, and produces one segment for each group. It waits for a free segment (which the admission rule
+allows), for the parameter version that a segment requires, for the engine, for rewards, and for the reference model if any.
 """
 
 from __future__ import annotations
@@ -10,39 +10,42 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import SampleWriter
 from runnel.core.contracts.tasks import TaskSource
 from runnel.core.errors import DataError
 from runnel.core.records import Slot
 from runnel.core.rng import make_seed
-from runnel.core.routes import route
 from runnel.core.state import State
 from runnel.core.worker import progressed
 from runnel.llm.engines.requests import SamplingConfig, request_rows
 from runnel.llm.learning.reference import REFERENCE, ReferencePlan, reference_rows
-from runnel.llm.rewards.judging import RewardJob, Rewards, Verdict, shown_prompt
+from runnel.llm.rewards.judging import RewardJob, Verdict, shown_prompt
 from runnel.llm.rewards.pool import RewardPool
 from runnel.llm.sampling.groups import CompletionGroup, fill, group_data, group_from
 from runnel.llm.tasks import Example, ExampleSource, TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
 
-AGENT = "assistant"
+POLICY, ROLLOUTS = "policy", "rollouts"
+"""The inference stream that completes prompts, and the sample stream that groups are written to."""
+SAMPLE_EVERY = 32
+"""One of so many groups is shown as a sample of the run."""
+MAX_FAILURES = 32
+"""So many failed groups in a row end the run: the task itself is wrong."""
 
 
 class PromptSampler:
-    """Plays prompts in groups of `group_size` (core `Sampler`).
+    """A core `Sampler` that completes prompts in groups of `group_size`.
 
-    Segments that require a version are made by it from first to last token, in the order of their sequence; others take
-    parameters as they come, also inside a completion. `blocking_rewards` collects verdicts in the step that asks for them
-    (deterministic); without it, generation goes on while rewards are computed, and a reward that hangs holds up its own group
-    alone; a step with nothing else to do waits for a reward for `reward_wait_s` (in one process, where no doorbell rings).
-    `max_refills` is dynamic sampling (DAPO, section 3.2): a group whose rewards are all equal says nothing, so it is
-    cancelled as `no_signal` and another prompt takes its place, at most so many times in a row. With `greedy_first`, the first
-    row of a group is greedy and none of its tokens is trained: a baseline (ReMax). With a plan for the `reference`, each
-    completion is sent to its workers when it is finished; a group that requires a version is compared with the reference that
-    belongs to it.
+    If a segment requires a version, that version makes all of its tokens, and such segments are made in the order of their
+    sequence. Other segments use the newest parameters, which may change within a completion. With `blocking_rewards`, a step
+    waits for the rewards that it has requested (deterministic). Without it, generation continues while rewards are computed,
+    and a reward that hangs delays only its own group; a step with nothing else to do waits up to `reward_wait_s` for a reward
+    (in one process, where no worker is woken by another). `max_refills` is dynamic sampling (DAPO, section 3.2): a group whose
+    rewards are all equal has no gradient, so it is cancelled as `no_signal` and another prompt replaces it, at most so many
+    times in a row. With `greedy_first`, the first row of a group is greedy and its tokens are not trained: a baseline (ReMax).
+    With a plan for the `reference`, each finished completion is sent to the reference's workers; for a group that requires a
+    version, the reference that belongs to that version computes the log-probabilities.
     """
 
     def __init__(
@@ -54,7 +57,6 @@ class PromptSampler:
         max_tokens: int,
         seed: int,
         sampling: SamplingConfig | None = None,
-        routes: Sequence[AgentRoute] = (AgentRoute(samples="rollouts"),),
         source: TaskSource | None = None,
         blocking_rewards: bool = True,
         reward_timeout_s: float = 30.0,
@@ -62,18 +64,15 @@ class PromptSampler:
         max_refills: int = 0,
         greedy_first: bool = False,
         reference: ReferencePlan | None = None,
-        sample_every: int = 32,
-        max_failures: int = 32,
     ) -> None:
         self.task, self.tokenizer, self.group_size = task, tokenizer, group_size
         self._max_tokens, self._seed, self._sampling = max_tokens, seed, sampling or SamplingConfig()
         self._greedy = SamplingConfig(0.0, stop=self._sampling.stop, stop_tokens=self._sampling.stop_tokens)
-        self._route = route(routes, AGENT)
         self._source: TaskSource = source or ExampleSource(task.train, seed=seed, name="prompts")
         self._pool = RewardPool(task.components, timeout_s=reward_timeout_s, ordered=blocking_rewards)
         self._reward_wait_s = reward_wait_s
         self._pool.start()
-        self._blocking, self._sample_every, self._max_failures = blocking_rewards, sample_every, max_failures
+        self._blocking = blocking_rewards
         self._levels = {channel: part.level for part in task.components for channel in part.weights}
         self._max_refills, self._refills = max_refills, 0
         self._greedy_first, self._reference = greedy_first, reference
@@ -85,8 +84,8 @@ class PromptSampler:
 
     # ------------------------------------------------------------------------------------------------------------ step
     def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
-        """Open groups while segments are free, submit what may start, decode once, and commit what was judged."""
-        client, writer = clients[self._route.inference], writers[self._route.samples]
+        """Open groups while segments are free, submit those that may start, decode once, and commit those that are judged."""
+        client, writer = clients[POLICY], writers[ROLLOUTS]
         reference = clients[REFERENCE] if self._reference is not None else None
         self._waits_for = ""
         self._collect(client, reference)
@@ -94,15 +93,15 @@ class PromptSampler:
         work = self._open(writer) + self._submit(client)
         if client.pending():
             work += client.poll()
-            self._waits_for = self._waits_for or f"{client.pending()} completions of inference {self._route.inference!r}"
+            self._waits_for = self._waits_for or f"{client.pending()} completions of inference {POLICY!r}"
         work += self._collect(client, reference)
         for verdict in self._pool.collect(block=self._blocking):
-            work += self._settle(verdict, writer, reference)
+            work += self._finish(verdict, writer, reference)
         if reference is not None:
-            work += self._compare(reference, writer)
+            work += self._poll_reference(reference, writer)
         if work == 0 and self._pool.pending():
             self._waits_for = f"{self._pool.pending()} rewards"
-            progressed()  # each has a deadline of its own: nothing stands still for ever
+            progressed()  # waiting is no hang: each reward has its own deadline
             if self._reward_wait_s:
                 self._pool.wait(self._reward_wait_s)
                 return 1
@@ -122,15 +121,15 @@ class PromptSampler:
             self._groups.append(CompletionGroup(slot, task.id, example, prompt))
             opened += 1
         if not self._groups:
-            self._waits_for = f"a free segment of stream {self._route.samples!r}"
+            self._waits_for = f"a free segment of stream {ROLLOUTS!r}"
         return opened
 
     def _submit(self, client: InferenceClient) -> int:
-        """Submit waiting groups whose version is there, oldest first."""
+        """Submit waiting groups whose version is loaded, oldest first."""
         waiting = [g for g in self._groups if not g.tickets and not g.replies]
         running = {g.required for g in self._groups if g.tickets}
         submitted = 0
-        if (waiting + [g for g in self._groups if g.tickets]) and self._open_ended():
+        if (waiting or running) and all(g.required < 0 for g in self._groups):
             client.sync()
         synced: set[int] = set()
         for group in waiting:
@@ -144,9 +143,6 @@ class PromptSampler:
             running.add(group.required)
             submitted += self.group_size
         return submitted
-
-    def _open_ended(self) -> bool:
-        return all(g.required < 0 for g in self._groups)
 
     def _ready(self, client: InferenceClient, version: int, synced: set[int]) -> bool:
         if version < 0:
@@ -163,7 +159,7 @@ class PromptSampler:
             group.tickets[row] = client.submit(request, version=group.required, affinity=group.slot.header.sequence)
 
     def _collect(self, client: InferenceClient, reference: InferenceClient | None) -> int:
-        """Take replies; each goes to the reference, if there is one, and a group that is complete to its judges."""
+        """Take replies. Each one is sent to the reference, if there is one; a complete group is sent to the rewards."""
         taken = 0
         for group in self._groups:
             for row, ticket in list(group.tickets.items()):
@@ -173,13 +169,13 @@ class PromptSampler:
                     group.replies[row] = reply.rows
                     taken += 1
                     if reference is not None:
-                        self._refer(group, row, reference)
+                        self._ask_reference(group, row, reference)
                     if not group.tickets:
                         self._judge(group)
         return taken
 
     def _reissue(self, client: InferenceClient) -> None:
-        """Ask again for what a client has lost (a restart). A request carries its seed, so the answer is the same."""
+        """Request completions again that the client has lost (in a restart). A request has its seed, so the reply is equal."""
         lost = [g for g in self._groups if g.tickets]
         if not lost or client.pending():
             return
@@ -189,16 +185,16 @@ class PromptSampler:
             self._request(client, group, rows)
 
     # ------------------------------------------------------------------------------------------------------- reference
-    def _refer(self, group: CompletionGroup, row: int, reference: InferenceClient) -> None:
-        """Ask the reference about a finished completion, unless nothing of it is trained."""
+    def _ask_reference(self, group: CompletionGroup, row: int, reference: InferenceClient) -> None:
+        """Request the reference's log-probabilities of a finished completion, unless its tokens are not trained."""
         if self._reference is None or (self._greedy_first and row == 0):
             return
         rows = reference_rows(torch.tensor(group.prompt), group.replies[row]["tokens"])
         version, affinity = self._reference.at(group.required), group.slot.header.sequence
         group.asked[row] = reference.submit(rows, version=version, affinity=affinity)
 
-    def _compare(self, reference: InferenceClient, writer: SampleWriter) -> int:
-        """Take what the reference has said; hand over the groups that are judged and lack nothing more."""
+    def _poll_reference(self, reference: InferenceClient, writer: SampleWriter) -> int:
+        """Take replies of the reference, and commit groups that are judged and have all of them."""
         work = reference.poll() if reference.pending() else 0
         for group in list(self._groups):
             for row, ticket in list(group.asked.items()):
@@ -207,7 +203,7 @@ class PromptSampler:
                     group.reference[row] = reply.rows["logprob"]
                     work += 1
             if group.rewards is not None and not group.asked:
-                self._hand_over(group, writer)
+                self._commit(group, writer)
                 work += 1
         if missing := sum(len(g.asked) for g in self._groups):
             self._waits_for = self._waits_for or f"{missing} answers of inference {REFERENCE!r}"
@@ -221,32 +217,33 @@ class PromptSampler:
         prompts, talks = [group.example.text] * self.group_size, [messages_of(group.example.prompt)] * self.group_size
         self._pool.submit(RewardJob(group.slot.header.sample_id, prompts, completions, columns, ids, talks))
 
-    def _settle(self, verdict: Verdict, writer: SampleWriter, reference: InferenceClient | None) -> int:
+    def _finish(self, verdict: Verdict, writer: SampleWriter, reference: InferenceClient | None) -> int:
         group = next(g for g in self._groups if g.slot.header.sample_id == verdict.key)
         if verdict.rewards is None:
-            self._leave(group, reference)
+            self._drop(group, reference)
             self._cancel(group.slot, writer, f"reward_failed: {verdict.failure}", group.example, verdict.lines)
             return 1
         self._failures = 0
-        totals = self._totals(verdict.rewards)
+        rewards = verdict.rewards
+        totals = [self.task.total({c: values[i] for c, values in rewards.items()}) for i in range(self.group_size)]
         self._report(group, totals)
         if max(totals) == min(totals) and self._refills < self._max_refills:
             self._refills += 1
-            self._leave(group, reference)
+            self._drop(group, reference)
             writer.cancel(group.slot, "no_signal")
             return 1
-        self._refills, group.rewards = 0, verdict.rewards
+        self._refills, group.rewards = 0, rewards
         if not group.asked:
-            self._hand_over(group, writer)
+            self._commit(group, writer)
         return 1
 
-    def _leave(self, group: CompletionGroup, reference: InferenceClient | None) -> None:
-        """Give a group up; the reference need not answer any more."""
+    def _drop(self, group: CompletionGroup, reference: InferenceClient | None) -> None:
+        """Remove a group, and cancel its requests to the reference."""
         self._groups.remove(group)
         if reference is not None and group.asked:
             reference.abort(list(group.asked.values()))
 
-    def _hand_over(self, group: CompletionGroup, writer: SampleWriter) -> None:
+    def _commit(self, group: CompletionGroup, writer: SampleWriter) -> None:
         self._groups.remove(group)
         fill(group, self._levels, self.tokenizer)
         if self._greedy_first:
@@ -254,16 +251,13 @@ class PromptSampler:
         num_steps = sum(len(r["tokens"]) for r in group.replies.values())
         writer.commit(group.slot, num_steps=num_steps)
 
-    def _totals(self, rewards: Rewards) -> list[float]:
-        return [self.task.total({c: values[i] for c, values in rewards.items()}) for i in range(self.group_size)]
-
     def _cancel(self, slot: Slot, writer: SampleWriter, reason: str, example: Example, lines: str = "") -> None:
-        """`lines` are those of the user's own code."""
+        """Cancel a segment, and raise after too many in a row. `lines` are the lines of the user's code that failed."""
         writer.cancel(slot, reason)
         at = {"prompt": shown_prompt(example.text), "lines": lines}
         self._events.append({"kind": "failure", "reason": reason, "rows": self.group_size, **at})
         self._failures += 1
-        if self._failures >= self._max_failures:
+        if self._failures >= MAX_FAILURES:
             what = f"{self._failures} groups in a row failed, the last one with {reason!r} {at['prompt']}"
             raise DataError(f"{what}; fix the task {self.task.name!r}{lines}")
 
@@ -273,7 +267,7 @@ class PromptSampler:
         for row, total in enumerate(totals):
             length = len(group.replies[row]["tokens"])
             self._events.append({"kind": "episode", "return": total, "length": length, "version": version})
-        if self._num_groups % self._sample_every == 0:
+        if self._num_groups % SAMPLE_EVERY == 0:
             text = self.tokenizer.decode(group.ids(0))
             sample = {"prompt": group.example.text, "completion": text, "reward": totals[0], "version": version}
             self._events.append({"kind": "sample", **sample})
@@ -288,7 +282,7 @@ class PromptSampler:
         return out
 
     def snapshot(self) -> State:
-        """Groups on their way with what was made of them; segments come back by `reclaim`, tickets by the client."""
+        """The state, with unfinished groups. Their segments are in the stream's snapshot, their tickets in the client's."""
         return {
             "seed": self._seed,
             "source": self._source.snapshot(),
@@ -300,7 +294,7 @@ class PromptSampler:
         }
 
     def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
-        writer = writers[self._route.samples]
+        writer = writers[ROLLOUTS]
         self._seed = state["seed"]
         self._source.restore(state["source"])
         self._num_groups, self._failures, self._refills = state["num_groups"], state["failures"], state["refills"]

@@ -1,8 +1,8 @@
-"""The system calls that the sandbox allows, as a filter for the kernel. Whatever is not named here is refused.
+"""The system calls that the sandbox allows, as a filter for the kernel. Every other call is refused.
 
-Landlock looks at opening and naming of files, not at their modes, owners, times, attributes, locks and watchers, nor at other
-processes and sockets: those end here. Numbers are those of asm/unistd_64.h (x86_64) and asm-generic/unistd.h (aarch64).
-References: seccomp(2), bpf(4) for the classic instructions.
+Landlock controls which files are opened, created, renamed and removed. It does not control their modes, owners, times,
+attributes, locks and watchers, nor other processes and sockets: this filter does. Numbers are those of asm/unistd_64.h (x86_64)
+and asm-generic/unistd.h (aarch64). References: seccomp(2), bpf(4) for the classic instructions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ALLOWED = {
     "close": (3, 57), "close_range": (436, 436), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None),
     "pipe2": (293, 59), "fsync": (74, 82), "fdatasync": (75, 83), "ftruncate": (77, 46), "fallocate": (285, 47),
     "fadvise64": (221, 223), "sendfile": (40, 71), "copy_file_range": (326, 285), "ioctl": (16, 29), "fcntl": (72, 25),
-    # files by name: where, is for Landlock to say
+    # files by name; Landlock decides which ones
     "open": (2, None), "openat": (257, 56), "access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439),
     "stat": (4, None), "fstat": (5, 80), "lstat": (6, None), "newfstatat": (262, 79), "statx": (332, 291),
     "statfs": (137, 43), "fstatfs": (138, 44), "readlink": (89, None), "readlinkat": (267, 78), "getcwd": (79, 17),
@@ -54,42 +54,43 @@ _MARKS = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "utime": (132, None), "utimes": (235, None),
     "futimesat": (261, None), "utimensat": (280, 88),
 }  # fmt: skip
-"""Modes and times of files. `shutil.copy` needs them, but the kernel does not say here whose file it is: only for a process
-that sees no files but its own and such as nobody can change."""
+"""Modes and times of files. `shutil.copy` needs them, but a filter does not know whose file a call is about. They are therefore
+allowed only to a process that sees no files except its own and read-only ones."""
 _ATTRIBUTES = ((188, 199), (5, 16))
-"""All calls for extended attributes. They fail as where a file system has none, which `shutil.copy2` expects."""
+"""All calls for extended attributes. They fail as on a file system without attributes, which `shutil.copy2` expects."""
 _NEWEST = 424
-"""From here on the C library knows how to do without a call, if it is told that there is none."""
+"""From this number on, the C library can work without a call if the error says that the kernel does not have it."""
 _ARCH = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 ALLOW, FAIL = 0x7FFF0000, 0x00050000
 LOAD, EQUAL, AT_LEAST, ANY_BIT, AND, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 YES, NO, NONE = (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, FAIL | errno.EPERM), (RETURN, 0, 0, FAIL | errno.ENOSYS)
 Step = tuple[int, int, int, int]
-"""Code, steps to leave out where it is so and where it is not, value."""
+"""An instruction: its code, the steps to skip if the comparison is true and if it is false, its value."""
 
 THREAD = 0x10000
 UNUSUAL = 0xFE000000 | 0x20000 | 0x3000 | 0x80
-"""Flags of clone that make namespaces, trace, or hand out a descriptor: no thread of the C library has them."""
+"""Flags of clone that make namespaces, trace, or return a descriptor: the C library makes no thread with them."""
 TERMINAL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""Requests of ioctl: is it a terminal, how large, how much is there to read, does it block, is it closed by a new program."""
+"""Requests of ioctl: whether it is a terminal, its size, bytes to read, blocking or not, closing when a program is started."""
 DESCRIPTOR = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
-"""Commands of fcntl: copies, flags, locks of records (sqlite's). No owner to be sent signals, no lease, no watching."""
+"""Commands of fcntl: copies, flags, record locks (for sqlite). Not: owners that get signals, leases, notifications."""
 NAME = (15, 16)
-"""Options of prctl: a thread's name."""
+"""Options of prctl: set and get a thread's name."""
 TRUNCATE, ACCESS = 0o1000, 0o3
 UNIX, STREAM, KIND = 1, 1, 0xF
 CLOCKS = 32
-"""Clocks from here on are those of other processes and of devices."""
+"""From this number on, clocks belong to other processes and to devices."""
 
 
 PID = 0x7FFFFFFF
-"""Stands in a filter for the number of its process, which puts its own there: no process has this one."""
+"""A placeholder in a filter: a process replaces it with its own process id. It is no valid process id."""
 MACHINES = tuple(_ARCH)
 
 
 def program(*, marks: bool, machine: str) -> bytes:
-    """The filter for a process: classic BPF over number, architecture and arguments. It refuses by an error, never by an end.
+    """The filter for a process: classic BPF over number, architecture and arguments. A refused call fails with an error; the
+    process is not killed.
 
     With `marks`, modes and times of files can be changed.
     """
@@ -104,14 +105,14 @@ def program(*, marks: bool, machine: str) -> bytes:
 
 
 def _spans(answers: dict[int, list[Step]]) -> list[tuple[int, list[Step]]]:
-    """Where each answer begins to count; the last is for all greater numbers, those of the x32 calls of x86_64 among them."""
+    """Ranges of equal answers, each with its first number. The last range has no end, so it includes x86_64's x32 calls."""
     end = max(*answers, _NEWEST) + 2
     each = [answers.get(number, [NO] if number < _NEWEST else [NONE]) for number in range(end)]
     return [(number, answer) for number, answer in enumerate(each) if number == 0 or answer != each[number - 1]]
 
 
 def _search(spans: list[tuple[int, list[Step]]]) -> list[Step]:
-    """A search by halves. The kernel runs the filter for each number when it is installed: one by one would take it 1 ms."""
+    """A binary search. At its installation the kernel runs a filter for each number; a linear search would take 1 ms then."""
     if len(spans) == 1:
         return spans[0][1]
     middle = len(spans) // 2
@@ -120,7 +121,7 @@ def _search(spans: list[tuple[int, list[Step]]]) -> list[Step]:
 
 
 def _rules() -> dict[str, list[Step]]:
-    """What the arguments must be, for calls that are not allowed with any."""
+    """Conditions on the arguments of calls, for those that are not allowed with all arguments."""
     own = _one_of(0, (0, PID))
     clock = [_argument(0), (AT_LEAST, 0, 1, CLOCKS), NO, YES]
     return {
@@ -138,30 +139,22 @@ def _rules() -> dict[str, list[Step]]:
         "fcntl": _one_of(1, DESCRIPTOR),
         "open": _opening(1),
         "openat": _opening(2),
-        "socketpair": [
-            _argument(0),
-            (EQUAL, 0, 3, UNIX),
-            _argument(1),
-            (AND, 0, 0, KIND),
-            (EQUAL, 1, 0, STREAM),
-            NO,
-            YES,
-        ],
-        # No address: both halves of the pointer are zero.
+        "socketpair": [_argument(0), (EQUAL, 0, 3, UNIX), _argument(1), (AND, 0, 0, KIND), (EQUAL, 1, 0, STREAM), NO, YES],
+        # without an address: both halves of the pointer are zero
         "sendto": [_argument(4), (EQUAL, 0, 2, 0), _argument(4, high=True), (EQUAL, 1, 0, 0), NO, YES],
     }
 
 
 def _argument(index: int, *, high: bool = False) -> Step:
-    """Load half of an argument: the kernel reads no more of numbers that are an int."""
+    """Load one half of an argument. The low half is enough for an int, because the kernel reads no more of it."""
     return (LOAD, 0, 0, 16 + 8 * index + 4 * high)
 
 
 def _one_of(index: int, values: tuple[int, ...]) -> list[Step]:
-    """The argument has one of these values."""
+    """Allow the call if the argument has one of these values."""
     return [_argument(index), *((EQUAL, len(values) - i, 0, v) for i, v in enumerate(values)), NO, YES]
 
 
 def _opening(index: int) -> list[Step]:
-    """Not for reading and emptying at once: before its third version Landlock takes that for reading."""
+    """Refuse to open a file for reading and to truncate it at once: Landlock before version 3 treats that as reading."""
     return [_argument(index), (AND, 0, 0, TRUNCATE | ACCESS), (EQUAL, 0, 1, TRUNCATE), NO, YES]

@@ -1,7 +1,7 @@
-"""The tests of a model's code, run in an interpreter that the code never enters.
+"""Runs the tests of a model's code, in an interpreter that never runs the code.
 
-Names of the code that a test uses are asked for over a `Link`. Builtins and modules of the standard library are the tests' own,
-whatever the code calls by their names.
+Names of the code that a test uses are requested over a `Link`. Builtins and modules of the standard library are the tests' own,
+even if the code defines the same names.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ else:
     from remote import Remote
 ONLY_AST = 0x400
 USUAL = frozenset(n for n in dir(builtins) if n not in ("sum", "max", "min", "pow", "filter", "divmod", "reversed", "round"))
-"""Builtins that are never taken for the function under test."""
-
+"""Builtins that are never assumed to be the function under test."""
 LOOKUPS = ("eval", "exec", "globals", "locals", "vars")
-"""What finds names that stand in texts."""
+"""Builtins that look names up in texts or namespaces."""
 
 
 def judge(link: Link, checks: list[str]) -> tuple[list[bool], list[str]]:
-    """Which checks hold, and for each that does not, why."""
+    """Run the checks: whether each one holds, and for each that does not, the reason ("" for the others)."""
     module = type(sys)("__main__")
     sys.modules["__main__"] = module
     sys.argv = ["check.py"]
@@ -47,7 +46,7 @@ def judge(link: Link, checks: list[str]) -> tuple[list[bool], list[str]]:
 
 
 class Names:
-    """The code's names among those of the tests."""
+    """Puts the code's names into the tests' namespace."""
 
     def __init__(self, link: Link, names: dict[str, Value], checks: list[str]) -> None:
         self._link, self._names = link, names
@@ -62,7 +61,7 @@ class Names:
         self._given: dict[str, Value] = {}
 
     def fetch(self) -> str:
-        """Ask for names that are not there yet, and again for values, which may have changed; returns what went wrong."""
+        """Request names that are missing, and values again, which may have changed; returns the error, if any."""
         kept = {n for n, v in self._given.items() if self._names.get(n) is not v or type(v) is Remote}
         wanted = [n for n in self._wanted if n not in kept and (n in self._given or n not in self._names)]
         if not wanted:
@@ -71,9 +70,9 @@ class Names:
             found = dict(self._link.ask("names", wanted))
         except LinkLost as error:
             return str(error)
-        except Exception as error:  # an error of the code's, which may have left nothing of its own module
+        except Exception as error:  # raised in the code's process: the code may have damaged its own module
             return told(error)
-        found = {n: found[n] for n in wanted if n in found}  # and nothing else that the code may send
+        found = {n: found[n] for n in wanted if n in found}  # ignore other names, which the code may have sent
         self._given |= found
         self._names |= found
         self._link.named |= {v._remote_handle for n, v in found.items() if n[:1].isupper() and type(v) is Remote}
@@ -81,7 +80,7 @@ class Names:
 
 
 def used_names(checks: list[str]) -> tuple[set[str], set[str], set[str], set[str]]:
-    """Names that the checks read, those of which they read attributes alone, those that they bind, and words in their texts."""
+    """Four sets of names in the checks: those read, those of which only attributes are read, those bound, words in texts."""
     found: dict[str, set[str]] = {"used": set(), "called": set(), "bound": set(), "texts": set()}
     for check in checks:
         try:
@@ -113,7 +112,7 @@ def _walk(node: Value, found: dict[str, set[str]], *, base: bool) -> None:
 
 
 def execute(check: str, names: dict[str, Value]) -> str:
-    """Nothing where the check holds, or what went wrong."""
+    """Run one check: "" if it holds, else the reason."""
     try:
         exec(compile(check, "check.py", "exec", dont_inherit=True), names)
     except CodeExit:
@@ -128,10 +127,10 @@ def execute(check: str, names: dict[str, Value]) -> str:
 
 
 def told(error: BaseException) -> str:
-    """An error in a line, on stderr too."""
+    """An error in one line, which is also written to stderr."""
     try:
         text = f"{type(error).__name__}: {error}".rstrip(": ")[:300]
-    except Exception:  # the text of an error may ask the code, which may fail
+    except Exception:  # the text of an error may call the code, which may fail
         text = type(error).__name__
     os.write(2, text.encode(errors="replace") + b"\n")
     return text

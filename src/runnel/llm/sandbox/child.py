@@ -1,10 +1,9 @@
-"""The program inside the sandbox: confines itself, says what took hold, then runs the code it was given.
+"""The program inside the sandbox: it confines itself, reports which mechanisms work, then runs the given code.
 
-Started by a few lines of `python -I -S -B` (`run.py`), which have all modules of the child in compiled form. Three processes:
-this one waits; the second is pid 1 of a new namespace, so that everything in there ends with it; the third is confined and
-runs the code. Where there are tests, a fourth runs them, as confined as the third: the code's process never holds their text,
-nor the pipe on which verdicts are told. Few imports: they are most of its time (that is why it is told its order as a Python
-literal, and writes its own JSON).
+A few lines of `python -I -S -B` (`run.py`) start it, with all its modules in compiled form. There are three processes: this one
+waits; the second is pid 1 of a new namespace, so that all processes in it end with it; the third is confined and runs the code.
+If there are tests, a fourth process runs them, as confined as the third: the code's process never has their text, nor the pipe
+for verdicts. Imports are most of the start, so there are few: the order is a Python literal, and JSON is written by hand.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ REFUSED = 71
 
 
 def tell(fd: int, **facts: object) -> None:
-    """A line of JSON for the parent."""
+    """Write a line of JSON for the parent."""
     os.write(fd, to_json(facts).encode() + b"\n")
 
 
@@ -44,7 +43,7 @@ def to_json(value: object) -> str:
 
 
 def attempt(took: dict[str, str], name: str, step: Callable[..., object], *args: object, **kwargs: object) -> None:
-    """Do one step of the confinement; note "" for success or the reason why not."""
+    """Do one step of the confinement; store "" in `took` for success, else the reason."""
     try:
         step(*args, **kwargs)
         took[name] = ""
@@ -53,29 +52,30 @@ def attempt(took: dict[str, str], name: str, step: Callable[..., object], *args:
 
 
 def broken(took: dict[str, str]) -> dict[str, str]:
-    """The promises that cannot be kept, each with the reason."""
+    """The promises (see `run.py`) that cannot be kept, each with the reason."""
     held = {name for name, reason in took.items() if not reason}
     why = {name: f"{name}: {took.get(name, 'not tried')}" for name in ("namespaces", "landlock", "seccomp")}
     either = f"{why['namespaces']}; {why['seccomp']}"
     out = {name: took.get(name, "not tried") for name in ("limits", "privileges") if name not in held}
-    if not held >= {"landlock", "seccomp"}:  # one for content and names of files, the other for their modes and owners
+    if not held >= {"landlock", "seccomp"}:  # the first protects contents and names of files, the second modes and owners
         out["files"] = "; ".join(why[name] for name in ("landlock", "seccomp") if name not in held)
     if not held & {"namespaces", "seccomp"}:
         out["network"] = either
-    if "seccomp" not in held and ("namespaces" not in held or os.getuid() == 0):  # the kernel counts no processes of root
+    if "seccomp" not in held and ("namespaces" not in held or os.getuid() == 0):  # the kernel does not limit processes of root
         out["processes"] = either
     return out
 
 
 def main(config_fd: int, status_fd: int, checks_fd: int, alive_fd: int) -> None:
-    """Confine and run, as told on `config_fd`; tests, if any, are on `checks_fd`. `alive_fd` is open while anything runs."""
+    """Confine and run the code of the order in `config_fd`; tests, if any, are in `checks_fd`. `alive_fd` stays open while any
+    process of the sandbox runs: the parent waits for its end."""
     confine.die_with_parent()
     config = read_literal(config_fd)
     took: dict[str, str] = {}
     attempt({}, "oom", be_first_to_go)
     isolate(config, took)
-    confine.die_with_parent()  # again: trying another user has ended that
-    if os.getppid() != config["parent"]:  # it has ended already
+    confine.die_with_parent()  # again: a change of the user id has reset it
+    if os.getppid() != config["parent"]:  # the parent has ended already
         os._exit(1)
     pid = os.fork()
     if pid == 0:
@@ -85,13 +85,13 @@ def main(config_fd: int, status_fd: int, checks_fd: int, alive_fd: int) -> None:
 
 
 def isolate(config: dict[str, Any], took: dict[str, str]) -> None:
-    """Namespaces, a root of its own, and for root another user to run the code as: whichever can be had."""
+    """Enter namespaces and a new root folder, and if this is root choose another user for the code: each if it is possible."""
     number, folder, size_mb = os.getpid(), config["folder"], config["scratch_mb"]
     if "namespaces" not in config["without"]:
         attempt(took, "namespaces", mounts.enter_namespaces)
     if took.get("namespaces") == "":
         attempt(took, "root", mounts.enter_root, folder, config["readable"], size_mb, stdin=config["stdin"].encode())
-        took["scratch"] = ""  # a part of the root
+        took["scratch"] = ""  # the new root includes it
         if took["root"]:
             attempt(took, "scratch", mounts.mount_scratch, folder, size_mb)
     config["user"] = 0
@@ -100,13 +100,13 @@ def isolate(config: dict[str, Any], took: dict[str, str]) -> None:
 
 
 def read_literal(fd: int) -> Any:
-    """What the parent wrote: a literal of its own."""
+    """The Python literal that the parent wrote. (Only the parent can write it, so `eval` is safe.)"""
     with os.fdopen(fd, encoding="utf-8") as file:
         return eval(file.read(), {"__builtins__": {}})
 
 
 def second(config: dict[str, Any], took: dict[str, str], status_fd: int, checks_fd: int) -> None:
-    """Pid 1: waits for the code's process, tells how it ended, and takes all that is left with it."""
+    """Pid 1: waits for the code's process and reports its exit code. When pid 1 ends, the kernel ends all other processes."""
     confine.die_with_parent()
     confine.hide()
     link = (*os.pipe(), *os.pipe()) if config["tested"] else None
@@ -133,7 +133,7 @@ def second(config: dict[str, Any], took: dict[str, str], status_fd: int, checks_
 
 
 def restrict(config: dict[str, Any], took: dict[str, str]) -> dict[str, str]:
-    """Confine this process for good; returns the promises that cannot be kept."""
+    """Confine this process irrevocably; returns the promises that cannot be kept."""
     os.setsid()
     sys.path[:] = config["path"]
     attempt(took, "limits", confine.set_limits, **config["limits"])
@@ -145,7 +145,7 @@ def restrict(config: dict[str, Any], took: dict[str, str]) -> dict[str, str]:
         readable = config["readable"] + [mounts.STDIN] * (took.get("root") == "")
         attempt(took, "landlock", confine.restrict_files, readable, [config["folder"], *config["writable"]])
     if "seccomp" not in config["without"]:
-        # Modes and times of files are left to code that sees none but its own, and others that nobody can change.
+        # modes and times of files: allowed only where the code sees its own files and read-only ones
         name = "marks" if took.get("root") == "" else "plain"
         attempt(took, "seccomp", confine.filter_syscalls, bytes.fromhex(config["filters"][name]))
     return broken(took)
@@ -157,14 +157,14 @@ def third(config: dict[str, Any], took: dict[str, str], status_fd: int, link: tu
     ask = make_link(link, trusted=False) if link else None
     problems = restrict(config, took)
     tell(status_fd, took=took, broken=problems)
-    os.close(status_fd)  # from here on nothing that is written counts
+    os.close(status_fd)  # before the code runs, so that it cannot write a false status
     if problems and config["strict"]:
         os._exit(REFUSED)
     os._exit(run(config["code"], ask))
 
 
 def fourth(config: dict[str, Any], took: dict[str, str], status_fd: int, checks_fd: int, link: tuple[int, ...]) -> None:
-    """The tests' process: its verdicts are the only ones."""
+    """The tests' process. Only this process can report verdicts."""
     confine.hide()
     checks = read_literal(checks_fd)
     ask = make_link(link, trusted=True)
@@ -177,7 +177,7 @@ def fourth(config: dict[str, Any], took: dict[str, str], status_fd: int, checks_
 
 
 def make_link(link: tuple[int, ...], *, trusted: bool) -> Link:
-    """This side's end of the conversation between code and tests; the ends of the other are closed."""
+    """This process's end of the connection between code and tests; the other process's ends are closed here."""
     to_code, from_tests, to_tests, from_code = link
     mine, others = ((to_tests, from_tests), (to_code, from_code)) if trusted else ((to_code, from_code), (to_tests, from_tests))
     for fd in others:
@@ -187,13 +187,13 @@ def make_link(link: tuple[int, ...], *, trusted: bool) -> Link:
 
 
 def be_first_to_go() -> None:
-    """Where the machine itself runs out of memory, this process and those that it starts are the ones to end."""
+    """If the machine runs out of memory, let the kernel kill this process and its children first."""
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
 def feed_stdin(text: str, *, made: bool) -> None:
-    """Give the code its standard input, of any size; `made` says that a file of its own root has it."""
+    """Open the code's standard input, of any size; `made`: a file in the new root has it already."""
     if not made:
         with open("stdin", "w") as file:
             file.write(text)
@@ -205,7 +205,7 @@ def feed_stdin(text: str, *, made: bool) -> None:
 
 
 def run(code: str, link: Link | None) -> int:
-    """Run the code, as a main program or, where tests ask for its names, as a module; returns the exit code."""
+    """Run the code, as a main program or, if tests use its names, as a module; returns the exit code."""
     name = "__main__" if link is None else "solution"
     module = type(sys)(name)
     sys.modules["__main__"] = sys.modules[name] = module
@@ -219,7 +219,7 @@ def run(code: str, link: Link | None) -> int:
 
 
 def flush() -> bool:
-    """Write what is left of the output; False where the code has closed or replaced it."""
+    """Flush the output; False if that fails because the code has closed or replaced it."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -229,9 +229,9 @@ def flush() -> bool:
 
 
 def execute(code: str, name: str, names: dict[str, Any]) -> int:
-    """0, or the exit code of what went wrong, with its traceback on stderr."""
+    """Execute `code`: 0, or after an error its exit code, with a traceback on stderr."""
     try:
-        exec(compile(code, name, "exec", dont_inherit=True), names)  # our own `from __future__` is not the code's
+        exec(compile(code, name, "exec", dont_inherit=True), names)  # `dont_inherit`: not this module's `from __future__`
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except MemoryError:
@@ -244,7 +244,7 @@ def execute(code: str, name: str, names: dict[str, Any]) -> int:
 
 
 def show_traceback() -> None:
-    """The traceback on stderr, where the code has left anything to print it with."""
+    """Print the traceback on stderr, if the code has not broken what prints it."""
     try:
         import traceback
 

@@ -1,7 +1,7 @@
-"""Confinement of the calling process by the Linux kernel: resource limits, another user, Landlock, seccomp. None needs root.
+"""Confines the calling process by the Linux kernel: resource limits, another user, Landlock, seccomp. No step needs root.
 
-Through ctypes, and with imports that are cheap: this loads in the sandbox's own process, in milliseconds. A step that does not
-take hold raises; none can be undone by the code that runs afterwards. References: landlock(7), seccomp(2), capabilities(7).
+It uses ctypes and cheap imports, because it is loaded in the sandbox's own process, in milliseconds. A step that fails raises;
+code that runs afterwards cannot undo a step. References: landlock(7), seccomp(2), capabilities(7).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIGKILL = 9
 
 
 def ok(result: int) -> None:
-    """Raise what a call of the C library failed with."""
+    """Raise an `OSError` if a call of the C library has failed."""
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -27,7 +27,7 @@ def ok(result: int) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- limits
 def set_limits(*, cpu_s: int, memory_mb: int, file_mb: int, threads: int) -> None:
-    """Bounds of CPU time, address space, size of a file, open files and threads; no core dumps."""
+    """Limit CPU time, address space, size of a file, open files and threads; forbid core dumps."""
     pairs = {
         resource.RLIMIT_CPU: (cpu_s, cpu_s + 1),
         resource.RLIMIT_AS: (memory_mb << 20, memory_mb << 20),
@@ -41,27 +41,27 @@ def set_limits(*, cpu_s: int, memory_mb: int, file_mb: int, threads: int) -> Non
 
 
 def die_with_parent() -> None:
-    """Be killed by the kernel when the parent ends."""
-    # As in core/process.py, which cannot be imported here: this program has no package, and sees none of its files.
+    """Let the kernel kill this process when its parent ends."""
+    # as in core/process.py, which cannot be imported here: this program has no access to the package's files
     ok(LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0))
 
 
 def hide() -> None:
-    """Let no process of the same user look into this one's memory and files; what is forked from it is hidden, too."""
+    """Hide the memory and files of this process, and of processes forked from it, from other processes of the same user."""
     ok(LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
 # ----------------------------------------------------------------------------------------------------------- privileges
 HEADER = struct.pack("Ii", 0x20080522, 0)
 NEEDED = (1 << 0) | (1 << 1) | (1 << 5) | (1 << 6) | (1 << 7)
-"""To give the folder away and remove it later, to end processes of another user, and to become that user."""
+"""Capabilities to change the folder's owner and remove it later, to kill another user's processes, to become that user."""
 USERS, DYNAMIC = 1_900_000_000, (61_184, 65_519)
-"""Ids that nobody has: above all that systemd gives away, and, in containers that have no such ids, its range for services that
-own no files. Not `nobody`: it owns files on network file systems, and all sandboxes would be one user."""
+"""User ids that nobody has: ids above all that systemd assigns, and, for containers without such ids, systemd's range for
+services that own no files. Not `nobody`: it owns files on network file systems, and all sandboxes would share that user."""
 
 
 def find_user(number: int, readable: list[str], folder: str) -> int:
-    """An id for the process of this number that can read Python's files and reach `folder`, which it is given. For root."""
+    """Choose a user id for process `number` that can read Python's files, and make it the owner of `folder`. Only for root."""
     effective = ctypes.create_string_buffer(24)
     ok(LIBC.capget(HEADER, effective))
     if int.from_bytes(effective.raw[:4], "little") & NEEDED != NEEDED:
@@ -76,7 +76,7 @@ def find_user(number: int, readable: list[str], folder: str) -> int:
 
 
 def _lend(user: int, readable: list[str], folder: str) -> int:
-    """Be this user for a moment, to see whether it can read what it must; then give it the folder."""
+    """Become this user temporarily, to test whether it can read all it must; then make it the owner of the folder."""
     paths = [p for p in readable if os.path.exists(p)]
     groups = os.getgroups()
     os.setgroups([])
@@ -96,14 +96,14 @@ def _lend(user: int, readable: list[str], folder: str) -> int:
 
 
 def become(user: int) -> None:
-    """This user from now on, in no other group."""
+    """Become this user permanently, in no other group."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
 
 
 def drop_privileges() -> None:
-    """No capabilities (those of the own user namespace either), and none to be gained by running a program."""
+    """Drop all capabilities (those in the own user namespace too), and forbid to gain any by running a program."""
     ok(LIBC.capset(HEADER, bytes(24)))
     ok(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
@@ -113,18 +113,18 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 READ = (1 << 2) | (1 << 3)
 """Reading files and listing folders."""
 FS_BITS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""File-system rights that each version of Landlock knows."""
+"""Number of file-system rights in each version of Landlock."""
 SPECIAL_FILES = (1 << 6) | (1 << 9) | (1 << 10) | (1 << 11)
-"""Making devices, sockets and pipes with a name."""
+"""Rights to create devices, sockets and named pipes."""
 
 
 def landlock_version() -> int:
-    """0 where the kernel has no Landlock."""
+    """The kernel's version of Landlock; 0 if it has none."""
     return max(int(LIBC.syscall(CREATE_RULESET, None, 0, 1)), 0)
 
 
 def restrict_files(readable: list[str], writable: list[str]) -> int:
-    """From now on only these paths, and what lies below them, can be opened; returns Landlock's version."""
+    """Allow only these paths, and all below them, to be opened from now on; returns Landlock's version."""
     version = landlock_version()
     if not version:
         raise OSError(errno.ENOSYS, "the kernel has no Landlock")
@@ -143,7 +143,7 @@ def restrict_files(readable: list[str], writable: list[str]) -> int:
 def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # what cannot be reached needs no rule
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # a path that cannot be opened needs no rule
         return
     if not stat.S_ISDIR(os.fstat(fd).st_mode):
         rights &= (1 << 0) | (1 << 1) | (1 << 2) | (1 << 14)
@@ -153,11 +153,11 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- seccomp
 OWN_PID = struct.pack("I", 0x7FFFFFFF)
-"""What stands in a filter for the process that installs it."""
+"""The placeholder in a filter for the id of the process that installs it (`PID` in `calls.py`)."""
 
 
 def filter_syscalls(program: bytes) -> None:
-    """From now on only system calls that `program` allows (`calls.py`)."""
+    """Allow only the system calls of the filter `program` (`calls.py`) from now on."""
     if not program:
         raise OSError(errno.ENOSYS, f"system calls of {os.uname().machine} are not known here")
     program = program.replace(OWN_PID, struct.pack("I", os.getpid()))

@@ -1,7 +1,7 @@
-"""Folders of sandboxes: made, held while in use, removed at the end, and swept by the next process where the end never came.
+"""Makes and removes the folders of sandboxes. Folders that a killed process has left are removed by the next process.
 
-A folder in use is locked by the process that made it, and the kernel takes that lock away with the process, even a killed one.
-So it is not by a number that an owner is known, which another process may have by now.
+The process that makes a folder holds a lock on it, which the kernel releases when the process ends, even if it was killed. A
+process id in the name would not do: another process may have the same id later.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from runnel.llm.sandbox.confine import DYNAMIC, USERS
 PREFIX = "runnel-sandbox-"
 LARGEST_PID = 1 << 22
 UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Errors of a file system without locks: there, nothing is swept."""
+"""Errors of a file system without locks: no left folders are removed there."""
 
 
 @contextmanager
 def sandbox_folder() -> Iterator[str]:
-    """A folder for one run, removed afterwards. The first in a process sweeps those that killed processes have left."""
+    """A folder for one run, removed afterwards. The first call in a process removes folders that killed processes have left."""
     parent = tempfile.gettempdir()
     sweep_once(parent)
     folder, held = _make(parent)
@@ -39,17 +39,17 @@ def sandbox_folder() -> Iterator[str]:
 
 @lru_cache
 def sweep_once(parent: str) -> int:
-    """Sweep, the first time that this process asks for it."""
+    """`sweep`, but only at the first call in this process."""
     return sweep(parent)
 
 
 def _make(parent: str) -> tuple[tempfile.TemporaryDirectory[str], int]:
-    """A new folder, and the descriptor whose lock says that it is in use."""
+    """A new folder, and a descriptor that holds its lock."""
     while True:
         folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True)
         try:
             held = os.open(folder.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except FileNotFoundError:  # a sweep came between
+        except FileNotFoundError:  # a sweep of another process has removed it already
             folder.cleanup()
             continue
         if _lock(held, without=True) and os.path.exists(folder.name):
@@ -59,7 +59,7 @@ def _make(parent: str) -> tuple[tempfile.TemporaryDirectory[str], int]:
 
 
 def _lock(fd: int, *, without: bool) -> bool:
-    """Take the lock, if nobody has it; `without` is the answer where the file system knows no locks."""
+    """Take the lock; returns whether that succeeded. `without` is returned on a file system without locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -72,10 +72,10 @@ def _lock(fd: int, *, without: bool) -> bool:
 
 
 def sweep(parent: str) -> int:
-    """Remove this user's folders of sandboxes in `parent` that nobody holds; returns how many."""
+    """Remove this user's sandbox folders in `parent` that no process holds a lock on; returns their number."""
     try:
         around = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:  # one may write there, but not see what is there
+    except PermissionError:  # the folder can be written to, but not listed
         return 0
     try:
         return sum(_sweep_one(name, around) for name in os.listdir(around) if name.startswith(PREFIX))
@@ -84,10 +84,10 @@ def sweep(parent: str) -> int:
 
 
 def _sweep_one(name: str, around: int) -> bool:
-    """Empty a folder by its descriptor, so that nobody can put another, or a link, in its place meanwhile."""
+    """Empty a folder through its descriptor, so that it cannot be replaced by another folder or a link meanwhile."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=around)
-    except OSError:  # a link, a file, another user's, or gone
+    except OSError:  # a link, a file, another user's folder, or removed already
         return False
     try:
         if not _ours(os.fstat(fd)) or not _lock(fd, without=False):
@@ -95,7 +95,7 @@ def _sweep_one(name: str, around: int) -> bool:
         for entry in os.listdir(fd):
             _remove(entry, fd)
         os.rmdir(name, dir_fd=around)
-    except OSError:  # what cannot be removed is left to the next sweep
+    except OSError:  # the next sweep tries again
         return False
     finally:
         os.close(fd)
@@ -103,7 +103,7 @@ def _sweep_one(name: str, around: int) -> bool:
 
 
 def _ours(found: os.stat_result) -> bool:
-    """Made by this user; or, for root, lent to the user of a sandbox."""
+    """Whether this user made it; or, for root, whether its owner is the user of a sandbox."""
     lent = USERS <= found.st_uid < USERS + LARGEST_PID or DYNAMIC[0] <= found.st_uid <= DYNAMIC[1]
     return found.st_uid == os.geteuid() or (os.geteuid() == 0 and lent)
 

@@ -1,8 +1,8 @@
 """Remote calls between two interpreters: one runs a model's code, the other runs the tests of that code.
 
-Plain data crosses by value (`plain.py`). Functions and objects stay in their interpreter; the other side holds a `Remote`, and
-each use of it is a request. Both sides are of one class. The side with the tests is `trusted`: it accepts only plain data as
-results, and lets the code call only functions that a test has passed to it.
+Plain data is sent by value (`plain.py`). Functions and objects stay in their interpreter; the other side has a `Remote`, and
+each use of it is a request. Both sides use the class `Link`. The side with the tests is `trusted`: it accepts only plain data
+as results, and lets the code call only functions that a test has passed to it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ else:
 
 
 def _equals_all(value: object) -> bool:
-    """Whether an object claims to equal a bare `object()`, so that its comparisons mean nothing."""
+    """Whether an object claims to be equal to a new `object()`: then its comparisons mean nothing."""
     try:
         return bool(value == object())
-    except Exception:  # the code's own method, which expects one of its kind
+    except Exception:  # a method of the code, which expects an object of its own class
         return False
 
 
@@ -42,7 +42,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
 
 
 class LinkLost(BaseException):
-    """The other side is gone, or sent something that is no valid message."""
+    """The other side has ended, or sent something that is no valid message."""
 
 
 class CodeExit(SystemExit):
@@ -65,8 +65,8 @@ class Link:
         """Why the connection is over. A test may have caught the `LinkLost`, so the reason is kept here."""
 
     # -------------------------------------------------------------------------------------------------------- messages
-    # As in core/framing.py, which cannot be imported here: this program has no package, sees none of its files, and starts in
-    # milliseconds because it imports neither json nor socket.
+    # as in core/framing.py, which cannot be imported here: this program has no access to the package's files, and starts in
+    # milliseconds because it imports neither json nor socket
     def _lost_by(self, reason: str) -> LinkLost:
         self.lost = self.lost or reason
         return LinkLost(self.lost)
@@ -134,7 +134,7 @@ class Link:
         return self.decode(answer[1])
 
     def serve(self) -> None:
-        """Serve requests until the other side is gone."""
+        """Serve requests until the other side ends."""
         try:
             while True:
                 self.answer(self.receive())
@@ -159,7 +159,7 @@ class Link:
         self.send(reply)
 
     def _captured(self, what: str, args: tuple[Value, ...]) -> Value:
-        """Serve a request and send its output to the tests: they have redirected their output to look at it."""
+        """Serve a request and send what it prints to the tests, which have redirected their output in order to check it."""
         before, sys.stdout = sys.stdout, io.StringIO()
         try:
             return self._do(what, args)
@@ -185,8 +185,8 @@ class Link:
         return FUNCTIONS[what](*args)
 
     def _permit(self, what: str, forms: list[Form], target: Value) -> None:
-        """Raise unless the code may make this request: calls of functions that it was given, and uses of objects of the tests'
-        classes. With any other call, the code could build objects of its choice among the tests."""
+        """Raise unless the code may make this request: it may call functions that it was given, and use objects of the tests'
+        classes. With any other call, the code could build objects of its choice in the tests' process."""
         kind = target if isinstance(target, type) else type(target)
         given = isinstance(forms[0], list) and forms[0][:1] == ["o"]
         public = what not in ("get", "setattr", "delattr") or (isinstance(forms[1], str) and forms[1][:1] != "_")
@@ -196,7 +196,7 @@ class Link:
             raise PermissionError("tests can be called, not looked into")
 
     def _names(self, wanted: list[str]) -> dict[str, Value]:
-        """Those of the wanted top-level names that the code has."""
+        """The values of those wanted names that the code defines at its top level."""
         names = sys.modules["solution"].__dict__
         for value in (names.get(n) for n in wanted):
             if isinstance(value, type):
@@ -255,10 +255,10 @@ class Link:
 
     # ---------------------------------------------------------------------------------------------------------- errors
     def _described(self, error: BaseException) -> list[Form]:
-        """An error as forms: names of its classes up to a builtin one, its arguments, and its plain attributes."""
+        """An error as forms: the names of its classes up to a builtin one with its arguments, and its plain attributes."""
         try:
             args, held = self.encode(error.args), self.encode({k: v for k, v in vars(error).items() if k.isidentifier()})
-        except Exception:  # the code's own class may do anything
+        except Exception:  # a class of the code may do anything
             args, held = ["t", []], ["d", []]
         return [[_lineage(type(error)), args], held]
 
@@ -274,7 +274,7 @@ class Link:
         return error
 
     def _error_class(self, lineage: tuple[Form, ...]) -> type[BaseException]:
-        """The builtin class at the end of a lineage, with a class made here for each name before it."""
+        """The builtin class at the end of a lineage, with a new subclass for each name before it."""
         *names, base = map(str, lineage)
         known = getattr(builtins, base, None)
         if not (isinstance(known, type) and issubclass(known, BaseException)):
@@ -288,11 +288,11 @@ class Link:
 
 # ------------------------------------------------------------------------------------------------------------------ pieces
 SHARED = tuple(m for m in plain.MODULES if m not in ("numpy", "pandas"))
-"""Modules whose names tests may use because the code imported them: they come from the tests' own library."""
+"""Modules whose names tests may use if the code has imported them: the tests get them from their own library."""
 
 
 def _origin(value: Value) -> tuple[str, str] | None:
-    """Module and name of a function or class of the standard library, by which the other side finds its own."""
+    """Module and name of a function or class of the standard library, so that the other side uses its own; else None."""
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
     if module not in SHARED or not isinstance(name, str) or not callable(value):
         return None
@@ -311,7 +311,7 @@ def _bad() -> Value:
 
 
 def _lineage(kind: type) -> list[str]:
-    """Names of an error's classes up to the first that is builtin."""
+    """The names of an error's classes, up to the first builtin one."""
     kinds = kind.__mro__
     end = next((i for i, k in enumerate(kinds) if k.__module__ == "builtins"), len(kinds) - 1)
     return [k.__qualname__ for k in kinds[: end + 1]]

@@ -1,6 +1,6 @@
-"""Namespaces of the sandbox, and in them a root of its own: Python's files, which nobody can change there, and a folder.
+"""Namespaces of the sandbox, with a root folder of their own: it has Python's files, read-only, and one folder to write in.
 
-No other file has a name in there: not the user's, not /proc, not a socket. References: user_namespaces(7), chroot(2),
+No other file has a name there: none of the user, no /proc, no socket. References: user_namespaces(7), chroot(2),
 mount_setattr(2).
 """
 
@@ -20,14 +20,14 @@ else:
 NEW_USER, NEW_NET, NEW_PID, NEW_IPC, NEW_UTS, NEW_NS = 0x10000000, 0x40000000, 0x20000000, 0x08000000, 0x04000000, 0x00020000
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE, DETACH = 2, 4, 4096, 16384, 1 << 18, 2
 STDIN = "/dev/stdin"
-"""Elsewhere a link into /proc. Here a file: many programs open it by this name."""
+"""Usually a link into /proc. In the new root it is a file, because many programs open it by this name."""
 SET_ATTRIBUTES, HERE, RECURSIVE, READ_ONLY, NO_SUID = 442, -100, 0x8000, 1, 2
 
 
 def enter_namespaces() -> None:
-    """No network, no other processes in sight, and mounts of our own. The next fork is pid 1.
+    """Enter namespaces without network and other processes, with mounts of their own. The next fork is pid 1.
 
-    Root needs no user namespace for it, and without one it can become another user later.
+    Root needs no user namespace for this, and without one it can become another user later.
     """
     uid, gid = os.getuid(), os.getgid()
     own = NEW_NET | NEW_PID | NEW_IPC | NEW_UTS | NEW_NS
@@ -36,11 +36,11 @@ def enter_namespaces() -> None:
         for name, text in (("setgroups", "deny"), ("gid_map", f"{gid} {gid} 1"), ("uid_map", f"{uid} {uid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
-    ok(LIBC.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))  # what is mounted from now on is not seen outside
+    ok(LIBC.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))  # later mounts are not visible outside
 
 
 def mount_scratch(folder: str, size_mb: int) -> None:
-    """A file system in memory over `folder`: its total size is bounded, and it goes with the namespace."""
+    """Mount a file system in memory over `folder`: its total size is limited, and it disappears with the namespace."""
     _mount_memory(folder, f"size={size_mb}m,nr_inodes=1024,mode=0700")
     os.chdir(folder)
 
@@ -50,13 +50,13 @@ def _mount_memory(folder: str, options: str) -> None:
 
 
 def enter_root(folder: str, readable: list[str], size_mb: int, *, stdin: bytes) -> None:
-    """A new root that has nothing but `readable` and `STDIN`, read-only, and `folder`, a file system in memory.
+    """Enter a new root that has only `readable` and `STDIN`, read-only, and `folder`, a file system in memory.
 
-    All have their old names there. By chroot: whoever has no capabilities and no open folder of the outside cannot leave it. To
-    unmount the old root would wait for all cores, which is milliseconds on a busy machine.
+    All have their old names there. It is entered by chroot, which a process without capabilities and without an open folder of
+    the old root cannot leave. Unmounting the old root instead would wait for all cores: milliseconds on a busy machine.
     """
     _mount_memory(folder, f"size={len(stdin) + (1 << 20)},nr_inodes=4096,mode=0755")
-    mask = os.umask(0o022)  # any user may go through the folders that are made here
+    mask = os.umask(0o022)  # so that any user can enter the folders that are made here
     try:
         shown: list[str] = []
         laid: set[str] = set()
@@ -78,7 +78,7 @@ def enter_root(folder: str, readable: list[str], size_mb: int, *, stdin: bytes) 
 
 
 def _show(path: str, root: str, shown: list[str], laid: set[str]) -> None:
-    """Mount a folder or file, with all that is mounted below, at its own place under `root`."""
+    """Mount a folder or file, with all mounts below it, under `root` at its own path."""
     if _below(path, shown) or not os.path.exists(path):
         return
     real = lay(path, root, laid)
@@ -92,9 +92,9 @@ def _below(path: str, shown: list[str]) -> bool:
 
 
 def lay(path: str, root: str, laid: set[str]) -> str:
-    """Make under `root` the folders and links that lead to `path`, but for those in `laid`; returns where they lead.
+    """Make the folders and links that lead to `path` under `root`, except those in `laid`; returns the path that they lead to.
 
-    No link is followed under `root`: it would lead out of there, as the new root is not entered yet.
+    No link is followed under `root`: it would lead out of it, because the new root is not entered yet.
     """
     there, parts = "", path.split("/")
     while parts:
@@ -122,6 +122,6 @@ def lay(path: str, root: str, laid: set[str]) -> str:
 def _make(make: Callable[..., None], *args: str) -> None:
     try:
         make(*args)
-    except OSError as error:  # an older kernel says first that what is mounted there cannot be written to
+    except OSError as error:  # for a path that exists, older kernels may report a read-only file system instead
         if not os.path.lexists(args[-1]):
             raise error

@@ -1,9 +1,9 @@
-"""Values as plain data between the interpreter that runs a model's code and the one that runs the tests.
+"""Values as plain data, between the interpreter that runs a model's code and the one that runs the tests.
 
-Numbers, texts and containers cross by value, as JSON with a tag for each type that JSON lacks; everything else as a reference.
-A reader builds only objects of known types, by exact type. Whatever the other side sends, no object that claims to equal
-everything can come out. The module imports little, like `child.py`, because imports are most of a start; therefore it reads and
-writes JSON with the C functions only.
+Numbers, texts and containers are sent by value, as JSON with a tag for each type that JSON lacks; everything else is sent as a
+reference. A reader builds only objects of exactly the known types: whatever the other side sends, no object that claims to be
+equal to everything can result. Like `child.py`, the module imports little, because imports are most of the start; so it reads
+and writes JSON with the C functions only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    Form = Any  # what crosses: None, a truth value, a number, a text, or a list of forms
+    Form = Any  # what is sent: None, a truth value, a number, a text, or a list of forms
     Value = Any  # an object of one of the programs
     Refer = Callable[[Value], list[Form]]  # makes the form of a reference
     Read = Callable[[Form], Value]
@@ -28,12 +28,12 @@ AS_THEY_ARE = {int, str, bool, float, type(None)}
 LARGEST = 1 << 26
 """Most bytes of a message."""
 VALUES = {("collections", "deque"), ("fractions", "Fraction"), ("decimal", "Decimal"), ("collections", "Counter")}
-"""Further types of the standard library that cross by value; the reader builds each again from its members."""
+"""Further types of the standard library that are sent by value; the reader builds each again from its members."""
 MODULES = (
     "collections", "math", "cmath", "fractions", "decimal", "datetime", "itertools", "functools", "statistics", "string",
     "typing", "operator", "_operator", "re", "copy", "bisect", "heapq", "numpy", "pandas",
 )  # fmt: skip
-"""Modules that cross as their names: each side has its own."""
+"""Modules that are sent by name: each side uses its own."""
 DATES = ("date", "datetime", "time", "timedelta")
 
 
@@ -50,13 +50,13 @@ _write: Any = make_encoder(None, None, encode_basestring_ascii, None, ": ", ", "
 
 
 def to_bytes(message: Form) -> bytes:
-    """A message of lists, texts and numbers, behind its length."""
+    """A message of lists, texts and numbers as bytes: its length, then its JSON."""
     data = "".join(_write(message, 0)).encode()
     return len(data).to_bytes(4, "big") + data
 
 
 def from_bytes(data: bytes) -> Form:
-    """The message again; a ValueError where it is none."""
+    """The message of `to_bytes` (without the length); a `ValueError` if it is none."""
     try:
         text = data.decode()
         message, end = _scan(text, 0)
@@ -69,7 +69,7 @@ def from_bytes(data: bytes) -> Form:
 
 # ---------------------------------------------------------------------------------------------------------------- writing
 def encode(value: Value, refer: Refer) -> Form:
-    """A value as lists, texts and numbers; `refer` makes the reference of what is not plain."""
+    """A value as lists, texts and numbers; `refer` makes references to values that are not plain."""
     kind = type(value)
     if value is None or kind is bool or kind is str or kind is float:
         return value
@@ -86,7 +86,7 @@ def encode(value: Value, refer: Refer) -> Form:
 
 
 def _items(values: Value, refer: Refer) -> list[Form]:
-    """All values encoded. Large containers of plain numbers or texts are copied at once, which saves most of the cost."""
+    """All values, encoded. Containers of only plain numbers or texts are copied as a whole, which is much faster."""
     kinds = set(map(type, values))
     small = int not in kinds or (kinds == {int} and min(values) > -SMALL and max(values) < SMALL)
     return list(values) if kinds <= AS_THEY_ARE and small else [encode(v, refer) for v in values]
@@ -144,7 +144,7 @@ def _members(value: Value, name: str, refer: Refer) -> list[Form]:
 
 def as_base(value: Value, refer: Refer) -> Form:
     """An instance of a subclass of a plain type as that type (a defaultdict as a dict, an IntEnum as an int, a named tuple with
-    its fields); None where it is of no such class."""
+    its fields); None if it is no such instance."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return ["n", type(value).__name__, list(value._fields), [encode(v, refer) for v in tuple(value)]]
     if isinstance(value, dict):
@@ -156,7 +156,7 @@ def as_base(value: Value, refer: Refer) -> Form:
 
 # ---------------------------------------------------------------------------------------------------------------- reading
 def decode(form: Form, resolve: Callable[[list[Form]], Value]) -> Value:
-    """The value of what `encode` wrote; `resolve` finds what a reference stands for. Nonsense is a ValueError."""
+    """The inverse of `encode`; `resolve` returns the object of a reference. Anything invalid is a `ValueError`."""
     if not isinstance(form, list):
         if isinstance(form, dict):
             raise ValueError("not a value")
@@ -212,7 +212,7 @@ def _array(form: list[Form], d: Read) -> Value:
 def _builtin(form: list[Form], d: Read) -> Value:
     value = vars(builtins)[form[1]]
     if not isinstance(value, type):
-        raise ValueError("not a type")  # a function of the other side's choice is never called here
+        raise ValueError("not a type")  # never return a function that the other side has chosen
     return value
 
 

@@ -1,8 +1,8 @@
 """The proxy of an object of the other interpreter: each use of it is a request over the `Link`.
 
-Among the tests (a trusted link), an object of the code never equals plain data, is never ordered with it or added to it, and
-has no methods of plain types. Otherwise the code could decide the comparisons of a test. Objects of classes that the tests name
-have their own operators among themselves.
+In the tests' process (a trusted link), an object of the code is never equal to plain data, cannot be ordered with it or added
+to it, and has no methods of plain types. Otherwise the code could decide the comparisons of a test. Objects of classes that the
+tests name can use their own operators with each other.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from runnel.llm.sandbox.plain import Value
 
 PRETENDERS = frozenset(n for kind in (str, list, dict, set, tuple, int, float, bytes) for n in dir(kind) if n[0] != "_")
-"""Methods of plain types: an object that has them, and is none, could answer what a test wants to hear."""
+"""Methods of plain types. An object that is not plain but has them could return whatever a test expects."""
 ATTRIBUTES = ("__name__", "__qualname__", "__module__", "__annotations__", "__dict__", "__wrapped__", "__enter__", "__exit__")
-"""Special attributes that tests see; libraries look for others, and trust them."""
+"""Special attributes that tests can read. Others are hidden, because libraries look for them and trust them."""
 SCALING = ("mul", "truediv", "floordiv", "mod", "pow", "matmul")
 BINARY = ("add", "sub", *SCALING, "and_", "or_", "xor", "lshift", "rshift")
 ORDER = ("lt", "le", "gt", "ge")
@@ -33,7 +33,7 @@ class Remote:
         object.__setattr__(self, "_remote_kind", kind)
 
     def _remote_free(self) -> bool:
-        """Whether operators count: not among tests that name no class of the code."""
+        """Whether the object's own operators are used: in the tests' process, only if the tests name its class."""
         link = self._remote_link
         return not link.trusted or self._remote_kind in link.named
 
@@ -77,7 +77,7 @@ class Remote:
 
 
 def _operate(name: str, left: Value, right: Value, link: Link) -> Value:
-    """An operator with an object of the code: never one by which plain data is compared with it."""
+    """Apply an operator to an object of the code, but none that would compare it with plain data."""
     both = type(left) is Remote and type(right) is Remote
     free = all(v._remote_free() for v in (left, right) if type(v) is Remote)
     if link.trusted and not (free and (both or name in SCALING)):

@@ -1,8 +1,8 @@
 """The sandbox: runs a model's Python in a process of its own that can neither harm nor see its surroundings.
 
-What is promised, and refused to run without: bounds on time, CPU, memory, size of files and output; no processes, no
-network, none of the parent's environment variables, no reading outside of Python's own files, no change to any file outside
-(content, name, mode, owner, times, attributes), no system call but those that ordinary programs need, a folder that is removed.
+It keeps these promises, or refuses to run: limits on time, CPU, memory, size of files and output; no other processes, no
+network, none of the parent's environment variables, no reading except of Python's own files, no change to any file outside
+(content, name, mode, owner, times, attributes), only system calls that ordinary programs need, a folder that is removed.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ for part in sys.argv[1].split(","):
     exec(SourcelessFileLoader(name, "/proc/self/fd/" + fd).get_code(name), sys.modules[name].__dict__)
     os.close(int(fd))
 sys.modules["child"].main(*map(int, sys.argv[2:]))"""
-"""The child's first lines. It gets its modules compiled: reading them anew at each start would be half of a start."""
+"""The child's first lines. It loads modules that are compiled already: compiling them would take half of the start."""
 ALONE = ("confine", "mounts", "child")
 TESTED = ("confine", "mounts", "plain", "remote", "link", "check", "child")
-"""Modules of the child, in the order in which they need each other."""
+"""Modules of the child, each after those that it imports."""
 START_S = 20.0
-"""Longest start."""
+"""The most seconds from the start of the process to its first report."""
 GONE_S = 2.0
-"""Longest end, once it is killed."""
+"""The most seconds to wait for its end after it was killed."""
 FLOOD = 1 << 26
-"""Most bytes of output that are dropped before the program is stopped after all."""
+"""A program is stopped when so many bytes of its output have been dropped."""
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
@@ -59,27 +59,27 @@ class SandboxConfig:
     wall_s: float = 5.0
     """Most seconds from start to end."""
     cpu_s: int = 5
-    """Most seconds of computing."""
+    """Most seconds of CPU time."""
     memory_mb: int = 512
     """Most address space."""
     file_mb: int = 8
     """Largest file that may be written."""
     scratch_mb: int = 32
-    """Most that all files may take together (where namespaces are available)."""
+    """Most that all files together may take (where namespaces are available)."""
     threads: int = 32
     """Most threads (not enforced by the kernel where root cannot run the code as another user: memory bounds them there)."""
     output_kb: int = 64
-    """Most that is kept of stdout, and of stderr. A program that prints more on stdout is stopped; where checks judge names and
-    not what is printed, the rest is dropped."""
+    """Most that is kept of stdout, and of stderr. A program that prints more on stdout is stopped; with checks, which do not
+    look at output, the rest is dropped."""
     packages: bool = False
     """Let the code import installed packages, not the standard library alone."""
     allow_weaker: bool = False
-    """Run even where a promise cannot be kept; `SandboxResult.broken` says which."""
+    """Run even if a promise cannot be kept; `SandboxResult.broken` says which."""
 
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """How a run ended. `checks` has one verdict for each check that was asked for (none ran: all False)."""
+    """How a run ended. `checks` has one verdict for each check (all are False if none ran)."""
 
     status: Status
     exit_code: int
@@ -88,7 +88,7 @@ class SandboxResult:
     seconds: float
     checks: tuple[bool, ...] = ()
     reasons: tuple[str, ...] = ()
-    """Why a check does not hold, "" for those that do: an error, or how the code kept its test from ending."""
+    """Why a check does not hold ("" if it does): an error, or how the code prevented the test from ending."""
     broken: dict[str, str] = field(default_factory=dict)
     """Promises that were not kept, with the reason."""
     protection: dict[str, str] = field(default_factory=dict)
@@ -105,8 +105,8 @@ def run_python(
 ) -> SandboxResult:
     """Run `code` as a program; or, with `checks` (statements that raise if they fail), as a module whose names they may use.
 
-    Checks run in a process of their own, into which only plain data comes from the code, and there its results are compared.
-    Raises a `ConfigError` where a promise cannot be kept. `without` leaves mechanisms out, to try how the others hold.
+    Checks run in a process of their own, which gets only plain data from the code and compares it. Raises a `ConfigError` if a
+    promise cannot be kept. `without` leaves mechanisms out, to test whether the others suffice.
     """
     c = config or SandboxConfig()
     if sys.platform != "linux":
@@ -120,7 +120,7 @@ def run_python(
 
 
 def protection() -> dict[str, str]:
-    """What confines generated code on this machine: each mechanism with "" or the reason why it is not available."""
+    """The mechanisms that confine generated code on this machine, each with "" or the reason why it is not available."""
     return run_python("", config=SandboxConfig(allow_weaker=True)).protection
 
 
@@ -150,14 +150,14 @@ def _order(code: str, stdin: str, tested: bool, c: SandboxConfig, without: tuple
 
 @lru_cache(maxsize=1)
 def _filters() -> dict[str, str]:
-    """What the kernel is to allow, with and without changes of modes and times of files; nothing for a machine not known."""
+    """The filters of system calls, with and without changes of modes and times of files; empty on an unknown machine."""
     machine = os.uname().machine
     known = machine in calls.MACHINES and sys.maxsize > 1 << 32  # a Python of 32 bits makes other calls
     return {name: calls.program(marks=name == "marks", machine=machine).hex() if known else "" for name in ("plain", "marks")}
 
 
 class _Watch:
-    """A running sandbox: its process, and what it has said so far."""
+    """A running sandbox: its process, and its output so far."""
 
     def __init__(self, order: State, checks: tuple[str, ...], config: SandboxConfig, folder: str) -> None:
         self._config, self._drop = config, bool(checks)
@@ -168,17 +168,9 @@ class _Watch:
         self._stdout, stdout = os.pipe()
         self._stderr, stderr = os.pipe()
         told = (asked, said, tests, living)
+        modules = ",".join(f"{name}={fd}" for name, fd in parts.items())
         self.process = ChildProgram(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                "-B",
-                "-c",
-                PROGRAM,
-                ",".join(f"{n}={fd}" for n, fd in parts.items()),
-                *map(str, told),
-            ],
+            [sys.executable, "-I", "-S", "-B", "-c", PROGRAM, modules, *map(str, told)],
             pass_fds=(*parts.values(), *told),
             env={**ENVIRONMENT, "HOME": folder, "TMPDIR": folder},
             cwd=folder,
@@ -196,7 +188,7 @@ class _Watch:
         return self._status, self._stdout, self._stderr
 
     def wait(self) -> Status | None:
-        """Read until the end; a status where that had to be forced."""
+        """Read output until the sandbox ends; returns a status if it must be stopped."""
         deadline, started = self.began + START_S, False
         selector = selectors.DefaultSelector()
         for fd in self.said:
@@ -216,7 +208,7 @@ class _Watch:
         return None
 
     def _take(self, fd: int) -> bool:
-        """Read what is there, and keep what there is room for; False at the end."""
+        """Read available output, and keep what there is room for; False at the end of the output."""
         data = os.read(fd, 1 << 16)
         room = (1 << 20 if fd == self._status else self._config.output_kb << 10) + 1 - len(self.said[fd])
         self.said[fd] += data[: max(room, 0)]
@@ -229,21 +221,21 @@ class _Watch:
         return printed or status > 1 << 20 or self._dropped > FLOOD
 
     def facts(self) -> list[State]:
-        """What the child told on its status line, which is closed before the code runs."""
+        """What the child reported on its status pipe, which is closed before the code runs."""
         lines = bytes(self.said[self._status]).splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith(b"\n")]  # one that was killed may leave half a line
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]  # a child that was killed may leave half a line
 
     def text(self, index: int) -> str:
         limit = self._config.output_kb << 10
         return bytes(self.said[self._fds()[index]][:limit]).decode(errors="replace")
 
     def _wait_for_all(self) -> None:
-        """Until the last process has closed its end: then nothing of the sandbox runs any more."""
+        """Wait until the last process has closed the pipe: then no process of the sandbox runs any more."""
         while select.select([self._alive], [], [], GONE_S)[0] and os.read(self._alive, 1 << 16):
             pass
 
     def kill(self) -> None:
-        """End whatever is left; its namespace goes with it. A second call changes nothing."""
+        """Kill all processes of the sandbox. A second call changes nothing."""
         self.process.end()
         if self._status >= 0:
             self._wait_for_all()
@@ -254,7 +246,7 @@ class _Watch:
 
 @lru_cache(maxsize=8)
 def _compiled(name: str) -> int:
-    """A module of the child as Python compiles it, in a file in memory that all children of this process read."""
+    """A module of the child, compiled, in a file in memory that all children of this process read."""
     with sandbox_folder() as folder:
         made = py_compile.compile(
             str(Path(__file__).with_name(f"{name}.py")), f"{folder}/{name}.pyc", f"{name}.py", doraise=True
@@ -262,7 +254,7 @@ def _compiled(name: str) -> int:
         data = Path(str(made)).read_bytes()
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     _write_all(fd, data)
-    # Nobody can change it from here on: code that could would write the first lines of later children.
+    # sealed, so that no child can change it: it would change the code of later children
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     return fd
 
@@ -273,7 +265,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _held(value: object) -> int:
-    """A literal in memory, as a file to be read from its start."""
+    """A Python literal of `value` in a file in memory, to be read from its start."""
     fd = os.memfd_create("order")
     _write_all(fd, repr(value).encode())
     os.lseek(fd, 0, os.SEEK_SET)
@@ -298,7 +290,7 @@ def _result(forced: Status | None, watch: _Watch, c: SandboxConfig, num_checks: 
 
 
 def _verdicts(facts: list[State], forced: Status | None, num_checks: int) -> tuple[tuple[bool, ...], tuple[str, ...]]:
-    """What the tests' process said of each check; where it said nothing, or not all was done in time, none holds."""
+    """The verdict of the tests' process on each check. If it reported none, or the sandbox was stopped, no check holds."""
     told = next((f for f in facts if "checks" in f), None)
     if told is None or forced is not None:
         return (False,) * num_checks, (forced or "the tests' process ended",) * num_checks

@@ -1,4 +1,4 @@
-"""Text tasks: where prompts come from, which one is next, and what a completion is worth."""
+"""Text tasks: sources of prompts, and the rewards of completions."""
 
 from runnel.llm.tasks.config import DataConfig
 from runnel.llm.tasks.registry import TASKS, make_task

@@ -1,4 +1,4 @@
-"""How prompts are made of data: columns, system prompt, suffix, and what their answers are worth."""
+"""The configuration of prompts from data: columns, system prompt, suffix, and rewards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runnel.llm.rewards.components import BUILTIN, RewardComponent
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Prompts from files and generators. A task of your own in Python makes its examples itself; of these it takes `plain`,
+    """Prompts from files and generators. A task of your own in Python makes its examples itself, and uses only `plain`,
     `max_prompt`, `reward_timeout_s` and `background_rewards`."""
 
     on_resume: ClassVar[OnResume] = may_change(
@@ -67,7 +67,7 @@ class DataConfig:
         self._options()
 
     def absolute(self) -> DataConfig:
-        """The same with full paths, so that a run can be resumed from anywhere."""
+        """A copy with absolute paths, so that a run can be resumed from any folder."""
         return replace(
             self,
             reward=tuple(_absolute(text) for text in self.reward),
@@ -76,7 +76,7 @@ class DataConfig:
         )
 
     def components(self, default: str = "exact") -> list[RewardComponent]:
-        """The rewards, with `extract` for those that look for an answer, and options that they have."""
+        """The rewards, each with its options, and with `extract` if it looks for an answer."""
         out, given = [], self._options()
         for text in self.reward or (default,):
             fn, _, weight = text.rpartition("=") if "=" in text else (text, "", "1")

@@ -1,4 +1,4 @@
-"""Tasks from data on disk: rows become examples by a mapping of columns."""
+"""Makes tasks from data on disk: each row becomes an example, by a mapping of columns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from runnel.llm.tasks.text import Example, TextTask
 RESERVED = ("prompts", "completions", "completion_ids", "prompt_messages")
 NEEDS_ANSWER = ("exact", "math")
 FORMS = {"math": "boxed", "python_tests": "code"}
-"""Where rewards look for an answer unless they are told."""
+"""The rule by which a reward finds an answer if no rule is configured."""
 
 
 def make_file_task(path: str, config: DataConfig) -> TextTask:
-    """The data in `path` (see `llm/tasks/prompts.py`) as a task: its columns go to the reward under their own names."""
+    """The data in `path` (see `llm/tasks/prompts.py`) as a task. The reward gets its columns under their own names."""
     rows, held = read_splits(path)
     if held or config.eval_path:
         refuse_unused(config, {"eval_share": "held-out prompts come apart"}, "data.")
@@ -40,16 +40,11 @@ def make_file_task(path: str, config: DataConfig) -> TextTask:
 
 
 def split_off(train: list[Example], kept: list[Example], share: float) -> tuple[list[Example], list[Example]]:
-    """Train and held-out examples with no prompt in both: held out by a hash of the prompt, unless they came apart."""
-    if not kept:
-        kept = [e for e in train if _held(e, share)]
-    seen: set[str] = set()
-    kept = [e for e in kept if not (e.text in seen or seen.add(e.text))]  # type: ignore[func-returns-value]
-    return [e for e in train if e.text not in seen], kept
-
-
-def _held(example: Example, share: float) -> bool:
-    return zlib.crc32(example.text.encode()) % 1000 < 1000 * share
+    """Train and held-out examples with no prompt in both. Without held-out examples, a hash of the prompt chooses them."""
+    held: dict[str, Example] = {}
+    for e in kept or [e for e in train if zlib.crc32(e.text.encode()) % 1000 < 1000 * share]:
+        held.setdefault(e.text, e)
+    return [e for e in train if e.text not in held], list(held.values())
 
 
 def _check_columns(rows: Sequence[Row], path: str, config: DataConfig) -> None:
@@ -65,7 +60,7 @@ def _check_columns(rows: Sequence[Row], path: str, config: DataConfig) -> None:
 
 
 def row_example(row: Row, config: DataConfig, form: str = "") -> Example:
-    """One row as an example; a demonstration of its answer has the `form` in which the rewards look for it."""
+    """One row as an example. A demonstration has the answer in the `form` in which the rewards look for it."""
     if row.get(config.prompt) is None:
         raise DataError(f"{row.place}: the column {config.prompt!r} is missing or empty")
     prompt = chat_prompt(row[config.prompt], row.place)
@@ -82,8 +77,8 @@ def row_example(row: Row, config: DataConfig, form: str = "") -> Example:
 
 
 def _imitated(answer: object) -> str | None:
-    """The answer that a demonstration gives: of a list of right ones the first. Other structures (tests, tables) are for the
-    reward alone.
+    """The answer that a demonstration imitates: the first of a list of right answers. None for other structures (tests,
+    tables), which only the reward uses.
 
     >>> _imitated(["4", "four"]), _imitated(4), _imitated({"text": "4"})
     ('4', '4', None)
@@ -93,7 +88,7 @@ def _imitated(answer: object) -> str | None:
 
 
 def answer_form(config: DataConfig) -> str:
-    """The rule (`rewards/extract.py`) by which the rewards find an answer, so that demonstrations give it in that form."""
+    """The rule (`rewards/extract.py`) by which the rewards find an answer: demonstrations write it in that form."""
     parts = config.components()
     given = [str(part.options["extract"]) for part in parts if part.options.get("extract")]
     usual = [FORMS[part.fn] for part in parts if isinstance(part.fn, str) and part.fn in FORMS]

@@ -1,4 +1,4 @@
-"""Conversations as data sets write them: messages with role and content, or ShareGPT's with from and value."""
+"""Conversations as data sets write them: messages with role and content, or ShareGPT's messages with from and value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from runnel.core.errors import DataError
 
 SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant"}
-"""Who speaks in ShareGPT's `from`; other names (system, tool) are roles already."""
+"""Role for each name in ShareGPT's `from`; other names (system, tool) are roles already."""
 
 
 def chat_message(value: object, place: str) -> dict[str, str]:
@@ -24,14 +24,14 @@ def chat_message(value: object, place: str) -> dict[str, str]:
 
 
 def conversation(value: object, place: str) -> list[dict[str, str]]:
-    """A list of messages, all of them checked."""
+    """A checked list of messages."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise DataError(f"{place}: a prompt is text or a list of messages, not {type(value).__name__}")
     return [chat_message(message, place) for message in value]
 
 
 def chat_prompt(value: object, place: str) -> str | list[dict[str, str]]:
-    """A prompt: text, or a conversation in which the assistant is to speak next."""
+    """A checked prompt: a text, or a conversation whose next turn is the assistant's."""
     if isinstance(value, str):
         return value
     messages = conversation(value, place)

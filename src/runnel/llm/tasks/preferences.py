@@ -13,12 +13,12 @@ from runnel.data.rows import Row, read_rows
 from runnel.llm.tasks.messages import chat_message, chat_prompt, conversation
 
 HELD_OUT = 10
-"""One prompt in so many is kept for evaluation, with all its pairs."""
+"""One of so many prompts is held out for evaluation, with all its pairs."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two answers to one prompt (text, or a conversation), of which `chosen` was preferred; `place` is where it stands."""
+    """Two answers to one prompt (text, or a conversation), of which `chosen` was preferred; `place` is its file and line."""
 
     prompt: str | Sequence[Mapping[str, str]]
     chosen: str
@@ -34,8 +34,9 @@ class Pair:
 def read_pairs(path: str | Path) -> list[Pair]:
     """The pairs in a file of JSON lines (or Parquet) with the fields `prompt`, `chosen` and `rejected`.
 
-    An answer may also be the assistant's message, or a conversation that ends with it: its earlier turns are then the prompt,
-    the same for both. Messages have role and content, or ShareGPT's from and value; its `conversations` is a prompt, too.
+    An answer may also be the assistant's message, or a conversation that ends with it. The earlier turns are then the prompt,
+    and must be equal for both answers. Messages have role and content, or ShareGPT's from and value; a prompt may also be the
+    field `conversations`, as in ShareGPT.
     """
     file = Path(path)
     if not file.is_file():
@@ -54,10 +55,8 @@ def append_pairs(path: str | Path, pairs: Iterable[Pair]) -> None:
 
 
 def split_pairs(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
-    """Pairs to train on, and pairs kept apart: one prompt in ten, by a hash, so that a prompt is on one side only.
-
-    Of two prompts or more one is kept apart; of one prompt none is.
-    """
+    """Pairs to train on, and held-out pairs: one prompt in ten, chosen by a hash, with all its pairs. At least one prompt is
+    held out, unless there is only one."""
     prompts = sorted({p.text for p in pairs}, key=lambda text: (zlib.crc32(text.encode()), text))
     held = set(prompts[: max(1, len(prompts) // HELD_OUT) if len(prompts) > 1 else 0])
     return [p for p in pairs if p.text not in held], [p for p in pairs if p.text in held]
@@ -76,7 +75,7 @@ def _pair(row: Row) -> Pair:
 
 
 def _prompt(row: Row, before: Mapping[str, list[dict[str, str]]]) -> str | list[dict[str, str]]:
-    """The prompt that both answers share: what stands before them in their conversations, if anything does."""
+    """The prompt of both answers: the turns before them in their conversations, if they have any, else the row's prompt."""
     where, given = row.place, row.get("prompt", row.get("conversations"))
     if before["chosen"] != before["rejected"]:
         fix = "the two answer different conversations, so neither can be preferred; leave such lines out"
@@ -93,7 +92,7 @@ def _prompt(row: Row, before: Mapping[str, list[dict[str, str]]]) -> str | list[
 
 
 def _answer(value: object, where: str, name: str) -> tuple[list[dict[str, str]], str]:
-    """The text of an answer that may be a message, or a conversation that ends with one; and the turns before it."""
+    """The turns before an answer, and its text. The answer is a text, a message, or a conversation that ends with one."""
     messages: list[dict[str, str]] = []
     if isinstance(value, Mapping):
         messages = [chat_message(value, f"{where}: {name}")]

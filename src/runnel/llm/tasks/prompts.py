@@ -1,4 +1,4 @@
-"""Splits of prompts from files and folders: one file, several with shards, or a Hugging Face data set on disk.
+"""Reads the splits of prompts from a file, a folder of files and shards, or a Hugging Face data set on disk.
 
 A file is one split. A folder holds splits by name: `train.jsonl` beside `validation.jsonl`, shards such as
 `train-00000-of-00003.parquet`, the same in `data/`, or folders `train/` and `validation/`; or what `datasets` saved there.
@@ -7,7 +7,7 @@ A file is one split. A folder holds splits by name: `train.jsonl` beside `valida
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from runnel.core.errors import ConfigError, DataError
@@ -15,7 +15,7 @@ from runnel.data.rows import SUFFIXES, Row, read_rows
 
 TRAIN = ("train", "training")
 HELD_OUT = ("validation", "valid", "val", "dev", "eval", "heldout", "test")
-"""Names under which the split that is not trained on may go, in this order: a test set is left for the end."""
+"""Names of a split that is not trained on, in the order of preference: a test set is used only if there is no other."""
 SHARD = re.compile(r"[-_.](?:(?:part|shard)[-_.]?)?\d+(?:[-_]of[-_](?P<total>\d+))?$", re.I)
 
 
@@ -25,7 +25,7 @@ def is_data(name: str) -> bool:
 
 
 def read_splits(path: str | Path) -> tuple[list[Row], list[Row]]:
-    """Train rows and held-out rows; the latter are empty where there is one split only."""
+    """Train rows and held-out rows; without a held-out split, the latter are empty."""
     path = Path(path)
     if path.is_file():
         return read_rows(path), []
@@ -33,16 +33,18 @@ def read_splits(path: str | Path) -> tuple[list[Row], list[Row]]:
         raise ConfigError("task", str(path), f"there is no such file or folder; give a {', '.join(SUFFIXES)} or a data set")
     if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
         splits = _disk_splits(path)
-        train, held = (next((name for name in names if name in splits), "") for names in (TRAIN, HELD_OUT))
-        return splits[_named(train, splits, path)], splits.get(held, [])
+        train, held = _names(splits, path)
+        return splits[train], splits.get(held, [])
     files = _files(path)
-    train, held = (next((name for name in names if name in files), "") for names in (TRAIN, HELD_OUT))
-    return _joined(files[_named(train, files, path)]), _joined(files[held]) if held else []
+    train, held = _names(files, path)
+    return _joined(files[train]), _joined(files[held]) if held else []
 
 
-def _named(train: str, found: Iterable[str], path: Path) -> str:
+def _names(found: Collection[str], path: Path) -> tuple[str, str]:
+    """The names of the train split and of the held-out split ("" if there is none) among the splits `found`."""
+    train, held = (next((name for name in names if name in found), "") for names in (TRAIN, HELD_OUT))
     if train:
-        return train
+        return train, held
     below = sorted({p.parent.relative_to(path).as_posix() for p in path.glob("*/**/train*") if p.suffix in SUFFIXES})
     fix = f"give one of its folders: {', '.join(below)}" if below else "name a file train.jsonl or train.parquet"
     raise DataError(f"{path} has no train split (found: {', '.join(sorted(found)) or 'nothing'}); {fix}")
@@ -50,7 +52,7 @@ def _named(train: str, found: Iterable[str], path: Path) -> str:
 
 # ----------------------------------------------------------------------------------------------------------------- shards
 def _files(path: Path) -> dict[str, list[Path]]:
-    """Files by split: in the folder itself, in `data/`, and in folders that are named as a split, each in order."""
+    """Files by split, each in order: from the folder itself, from `data/`, and from folders that have the name of a split."""
     out: dict[str, list[Path]] = {}
     places = [path, path / "data"]
     places += [place / name for place in (path, path / "data") for name in (*TRAIN, *HELD_OUT)]
@@ -66,12 +68,12 @@ def _files(path: Path) -> dict[str, list[Path]]:
 
 
 def _order(file: Path) -> list[tuple[int, str]]:
-    """Shard 2 before shard 10."""
+    """A sort key that puts shard 2 before shard 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", file.name)]
 
 
 def _check_shards(split: str, files: list[Path], path: Path) -> None:
-    """Several files of a split must be the parts of one whole, and all of them."""
+    """Raise a `DataError` if several files of a split are not the parts of one whole, or some parts are missing."""
     if len({(f.suffix, f.parent) for f in files}) > 1:
         names = ", ".join(f.relative_to(path).as_posix() for f in files[:4])
         raise DataError(f"{path}: the split {split!r} is there more than once ({names}); keep one form of it")
@@ -103,7 +105,7 @@ def _joined(files: list[Path]) -> list[Row]:
 
 
 def _disk_splits(path: Path) -> dict[str, list[Row]]:
-    """What `Dataset.save_to_disk` or `DatasetDict.save_to_disk` left."""
+    """The splits of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote."""
     try:
         import datasets
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Names to tasks: built-in ones, and the user's own."""
+"""Makes tasks by name: built-in ones, and the user's own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from runnel.llm.tasks.reverse import make_reverse
 from runnel.llm.tasks.text import TextTask
 
 TASKS: Mapping[str, Callable[[], TextTask]] = {"reverse": make_reverse}
-
-
 GYM = "reasoning_gym:"
 OF_ANY = ("plain", "max_prompt", "reward_timeout_s", "background_rewards")
 NOT_OF_PYTHON = {
@@ -31,7 +29,7 @@ NOT_OF_FILES = dict.fromkeys(("num_train", "num_eval", "settings"), "is of a gen
 
 def make_task(name: str | Callable[[], TextTask], data: DataConfig | None = None) -> TextTask:
     """A built-in task by name, `reasoning_gym:NAME`, a file or folder of data, or the user's own: a function, or
-    `file.py:make_task` or `module:make_task`. `data` says how prompts are made of the second and third."""
+    `file.py:make_task` or `module:make_task`. `data` configures the prompts of the second and third."""
     data = data or DataConfig()
     if isinstance(name, str) and name.startswith(GYM):
         refuse_unused(data, NOT_OF_GENERATORS, "data.")

@@ -1,7 +1,7 @@
-"""Text tasks in plain Python: what a prompt and a demonstration look like, what a completion is worth, what to play next.
+"""Text tasks in plain Python: their prompts, demonstrations and rewards, and which prompt is next.
 
 A user's own task is a function that returns a `TextTask`, named as `file.py:make_task`. A source gives its examples in a seeded
-order without end: all of them, or those of the right difficulty.
+order without end: all of them, or those of intermediate difficulty.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Example:
 
 @dataclass(frozen=True)
 class TextTask:
-    """Prompts with a train and an evaluation split that share nothing, and a reward.
+    """Prompts with a train and an evaluation split that have no prompt in common, and a reward.
 
     `reward` is a function `(prompts, completions, **columns)` that returns one number (or named numbers, or None for "does not
-    apply") a completion; or the name of one; or several, as a dict by name or a list of `RewardComponent`. `channels` and
-    `weights` name the numbers of a single function; components bring their own. The weighted sum is what is maximised.
+    apply") for each completion; or the name of one; or several, as a dict by name or a list of `RewardComponent`. `channels`
+    and `weights` name the numbers of a single function; components have their own. The weighted sum is maximised.
     """
 
     name: str
@@ -69,8 +69,8 @@ class TextTask:
         self._check_splits()
 
     def _check_splits(self) -> None:
-        """No evaluation prompt may be in the train split. Prompts of a lazy sequence are not all made for that: their
-        author keeps the splits apart."""
+        """Raise if an evaluation prompt is in the train split. A lazy sequence is not checked, because that would make all of
+        its prompts: its author keeps the splits apart."""
         if not isinstance(self.train, list | tuple):
             return
         shared = {e.text for e in self.train} & {e.text for e in self.eval}
@@ -86,7 +86,7 @@ class TextTask:
 
     @property
     def token_channels(self) -> tuple[str, ...]:
-        """Channels that have a number for each token: those finer than a sequence."""
+        """Channels that have a number for each token: those of a level finer than a sequence."""
         return tuple(c for part in self.components if part.level != "sequence" for c in part.weights)
 
     def total(self, rewards: Mapping[str, Value]) -> float:
@@ -96,9 +96,9 @@ class TextTask:
 
 
 class ExampleSource:
-    """A `TaskSource` that draws from a list without end: a new seeded order in every pass. A task's id is its place there.
+    """A `TaskSource` that draws from a list without end, in a new seeded order in every pass. A task's id is its list index.
 
-    `report` keeps the last outcome and the number of visits of each example (curricula build on them).
+    `report` keeps the last reward and the number of visits of each example, for curricula.
     """
 
     def __init__(self, examples: Sequence[Example], *, seed: int, name: str = "prompts") -> None:
@@ -140,7 +140,7 @@ class ExampleSource:
 
 @dataclass(frozen=True)
 class DifficultyConfig:
-    """The online difficulty filter: prompts that are always or never solved teach nothing, so they rest for a while."""
+    """The online difficulty filter: prompts that are always or never solved teach nothing, so they are skipped for a while."""
 
     on_resume: ClassVar[OnResume] = may_change(
         "low", "high", "momentum", "retry_after", then="counts from the next prompt on"
@@ -164,10 +164,10 @@ class DifficultyConfig:
 
 
 class DifficultySource(ExampleSource):
-    """An `ExampleSource` that passes over prompts outside of a band of mean reward (the batch is filled with others).
+    """An `ExampleSource` that skips prompts outside of a band of mean reward (the batch is filled with others).
 
     `success` is each prompt's running mean reward, `last_drawn` the count of draws when it was last played; both are part of a
-    checkpoint. Where no prompt of a whole pass may be played, the one that has rested longest is.
+    checkpoint. If no prompt of a whole pass may be played, the one that was played longest ago is.
     """
 
     def __init__(self, examples: Sequence[Example], config: DifficultyConfig, *, seed: int, name: str = "prompts") -> None:

@@ -14,7 +14,7 @@ class CsvSink:
     """Writes metrics.csv. An empty cell is a number that the row does not have.
 
     When a new column appears, the whole file is written again under another name and renamed. So it is a complete table at
-    every moment. On resume it is made anew from metrics.jsonl.
+    every moment. On resume it is made again from metrics.jsonl.
     """
 
     def __init__(self, folder: Path, config: Settings | None = None) -> None:

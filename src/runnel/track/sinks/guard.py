@@ -26,11 +26,6 @@ class GuardedSink:
         except Exception as error:
             self._switch_off(error)
 
-    @property
-    def is_on(self) -> bool:
-        """Whether rows still reach the sink."""
-        return self._sink is not None
-
     def row(self, row: Row) -> None:
         self._try(lambda sink: sink.row(row))
 

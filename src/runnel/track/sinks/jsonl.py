@@ -28,7 +28,7 @@ class JsonlSink:
         self._size, self._hash = 0, hashlib.sha256()
 
     def row(self, row: Row) -> None:
-        self._write(encode(row).encode(errors="backslashreplace") + b"\n")
+        self._write(line_of(row))
 
     def flush(self) -> None:
         """No-op: every row is written at once."""
@@ -39,7 +39,7 @@ class JsonlSink:
         return {"offset": self._size, "digest": self._hash.hexdigest()}
 
     def cut(self, mark: FileMark, version: int) -> str:
-        """Cut the file back to `mark`, its end at the checkpoint of `version`. Returns what is lost of it, in words."""
+        """Cut the file back to `mark`, its end at the checkpoint of `version`. Returns a description of what is lost."""
         self.close()
         return cut_rows(self.path, mark, version)
 
@@ -77,6 +77,11 @@ class JsonlSink:
     def _add(self, data: bytes) -> None:
         self._size += len(data)
         self._hash.update(data)
+
+
+def line_of(row: Row) -> bytes:
+    """A row as a line of a file. Lone surrogates, which UTF-8 cannot hold, are written as `\\udc80` and the like."""
+    return encode(row).encode(errors="backslashreplace") + b"\n"
 
 
 def encode(row: Row) -> str:

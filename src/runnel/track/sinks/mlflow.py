@@ -14,7 +14,7 @@ from runnel.core.errors import ConfigError
 from runnel.track.folder import Row, Settings
 from runnel.track.sinks.base import scalars, step_of
 from runnel.track.sinks.config import names_in
-from runnel.track.sinks.outbox import Outbox
+from runnel.track.sinks.tracker import TrackerSink
 
 MOST = 1000
 """MLflow's limit of metrics in one call."""
@@ -25,7 +25,7 @@ LONGEST_PARAM = 6000
 ENDS = {"failed": "FAILED", "collapsed": "FAILED"}
 
 
-class MlflowSink:
+class MlflowSink(TrackerSink):
     """Sends scalars to an MLflow store.
 
     MLflow cannot remove single metrics. So a run that a resume cut back becomes a new run there, with all rows that were kept,
@@ -39,39 +39,33 @@ class MlflowSink:
             from mlflow.tracking import MlflowClient
         except ImportError as error:
             raise ConfigError("track", "mlflow", f"cannot import it ({error}); pip install 'runnel[mlflow]'") from error
-        logging.getLogger("mlflow.store.db.utils").setLevel(
-            logging.WARNING
-        )  # else it logs a line for every table that it makes
+        # else it logs a line for every table that it makes
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
         self._metric, self._client = Metric, MlflowClient(tracking_uri=uri)
         names = names_in(config)
         experiment = names.project_of("MLFLOW_EXPERIMENT_NAME")
-        self._outbox = Outbox(folder, "mlflow", place=experiment)
-        self._id, self._status = self._outbox.id, "FINISHED"
-        if not self._id or self._outbox.is_cut:
+        super().__init__(folder, "mlflow", place=experiment)
+        self._status, identity = "FINISHED", self._id
+        if not self._id or self._is_cut:
             where = self._experiment(experiment, folder)
-            self._id = self._client.create_run(where, run_name=names.name_of(folder)).info.run_id
+            identity = self._client.create_run(where, run_name=names.name_of(folder)).info.run_id
             params = [Param(_name(k), str(v)[:LONGEST_PARAM]) for k, v in flat(config).items()]
             for start in range(0, len(params), MOST_PARAMS):
-                self._client.log_batch(self._id, params=params[start : start + MOST_PARAMS])
-            if self._outbox.id:
-                self._client.delete_run(self._outbox.id)
+                self._client.log_batch(identity, params=params[start : start + MOST_PARAMS])
+            if self._id:
+                self._client.delete_run(self._id)
         else:
             self._client.update_run(self._id, status="RUNNING")
-        self._outbox.begin(self._id, self._send)
+        self._begin(identity)
 
     def row(self, row: Row) -> None:
-        self._outbox.add(row)
+        super().row(row)
         if row.get("kind") == "end":
             self._status = "KILLED" if row.get("interrupted") else ENDS.get(str(row.get("status")), "FINISHED")
 
-    def flush(self) -> None:
-        self._outbox.flush()
-
-    def close(self) -> None:
-        self._outbox.flush()
+    def _finish(self) -> None:
         self._client.set_terminated(self._id, status=self._status)
-        self._outbox.close()
 
     def _experiment(self, name: str, folder: Path) -> str:
         found = self._client.get_experiment_by_name(name)

@@ -21,7 +21,7 @@ class ParquetSink:
     """Writes a folder of Parquet files, each renamed into place when it is complete: a killed run keeps all that was flushed.
 
     A Parquet file cannot be read before it is closed, so the table is a folder of files. A column that appears later is added
-    to all of them, so that every reader sees the same columns. On resume the folder is made anew from metrics.jsonl.
+    to all of them, so that every reader sees the same columns. On resume the folder is made again from metrics.jsonl.
     """
 
     def __init__(self, folder: Path, config: Settings | None = None, *, part: int = PART) -> None:

@@ -13,13 +13,13 @@ from runnel.core.errors import ConfigError
 from runnel.track.folder import Row, Settings
 from runnel.track.sinks.base import scalars, step_of
 from runnel.track.sinks.config import names_in
-from runnel.track.sinks.outbox import Outbox
+from runnel.track.sinks.tracker import TrackerSink
 
 if TYPE_CHECKING:
     from trackio.sqlite_storage import SQLiteStorage
 
 
-class TrackioSink:
+class TrackioSink(TrackerSink):
     """Writes scalars into trackio's storage. `TRACKIO_DIR=RUN/trackio trackio show` displays them.
 
     It calls the storage and not `trackio.init`: that would look for a Hugging Face Space or a server in the environment, and it
@@ -36,22 +36,12 @@ class TrackioSink:
         self._folder.mkdir(parents=True, exist_ok=True)
         names = names_in(config)
         self._project, self._run, self._config = names.project_of(), names.name_of(folder), dict(config)
-        self._outbox = Outbox(folder, "trackio", place=self._project)
-        if self._outbox.is_cut:
+        super().__init__(folder, "trackio", place=self._project)
+        if self._is_cut:
             with self._here() as storage:
                 storage.delete_run(self._project, self._run)
-            self._outbox.id = ""
-        self._outbox.begin(self._run, self._send)
-
-    def row(self, row: Row) -> None:
-        self._outbox.add(row)
-
-    def flush(self) -> None:
-        self._outbox.flush()
-
-    def close(self) -> None:
-        self._outbox.flush()
-        self._outbox.close()
+            self._id = ""
+        self._begin(self._run)
 
     def _send(self, rows: Sequence[Row]) -> None:
         with self._here() as storage:

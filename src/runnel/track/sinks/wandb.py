@@ -12,12 +12,12 @@ from runnel.core.errors import ConfigError
 from runnel.track.folder import Row, Settings
 from runnel.track.sinks.base import scalars, step_of
 from runnel.track.sinks.config import names_in
-from runnel.track.sinks.outbox import Outbox
+from runnel.track.sinks.tracker import TrackerSink
 
 WandbMode = Literal["online", "offline"]
 
 
-class WandbSink:
+class WandbSink(TrackerSink):
     """Sends scalars to Weights & Biases. The id in wandb_run.json makes a resumed run the same run there.
 
     `mode=None` leaves the choice to wandb (`WANDB_MODE`, else online). Offline files with rows that a resume cut away are moved
@@ -32,12 +32,12 @@ class WandbSink:
             raise ConfigError("track", "wandb", f"cannot import it ({error}); pip install 'runnel[wandb]'") from error
         names = names_in(config)
         project = names.project_of("WANDB_PROJECT")
-        self._outbox = Outbox(folder, "wandb", place=f"{names.entity}/{project}")
-        identity = self._outbox.id or secrets.token_hex(6)
+        super().__init__(folder, "wandb", place=f"{names.entity}/{project}")
+        identity = self._id or secrets.token_hex(6)
         is_offline = (mode or os.environ.get("WANDB_MODE")) == "offline"
-        if is_offline and (self._outbox.is_cut or not self._outbox.was_closed):
+        if is_offline and (self._is_cut or not self._was_closed):
             _set_aside(folder / "wandb", identity)
-            self._outbox.id = ""
+            self._id = ""
         try:
             self._run = wandb.init(
                 project=project,
@@ -55,24 +55,19 @@ class WandbSink:
             fix = f"{error}; run `wandb login`, or use --track wandb-offline"
             raise ConfigError("track", "wandb", fix) from error
         self._exit_code = 0
-        self._outbox.begin(identity, self._send)
+        self._begin(identity)
 
     def row(self, row: Row) -> None:
-        self._outbox.add(row)
+        super().row(row)
         if row.get("kind") == "end":
             self._run.summary["status"] = row.get("status")
             self._exit_code = int(row.get("status") in ("failed", "collapsed"))
 
-    def flush(self) -> None:
-        """Send what waits. wandb's own process has each row as soon as it is logged."""
-        self._outbox.flush()
-
-    def close(self) -> None:
-        self._outbox.flush()
+    def _finish(self) -> None:
         self._run.finish(exit_code=self._exit_code)
-        self._outbox.close()
 
     def _send(self, rows: Sequence[Row]) -> None:
+        """Log rows. wandb's own process has each of them at once, so that a flush has nothing more to do."""
         for row in rows:
             if step_of(row) >= self._run.step:  # wandb has older steps already, and would warn about each
                 self._run.log(scalars(row), step=step_of(row))

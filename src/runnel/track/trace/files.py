@@ -50,20 +50,17 @@ class Process:
 
     def of_kind(self, kind: int) -> Numbers:
         """The records of one kind."""
-        found: Numbers = self.records[self.records[:, 0].astype(np.int64) % KINDS == kind]
-        return found
+        return np.asarray(self.records[self.records[:, 0].astype(np.int64) % KINDS == kind])
 
 
 def tracks_of(records: Numbers) -> Integers:
     """The track of each record."""
-    found: Integers = records[:, 0].astype(np.int64) // KINDS % LANES
-    return found
+    return np.asarray(records[:, 0].astype(np.int64) // KINDS % LANES)
 
 
 def names_of(records: Numbers) -> Integers:
     """The number of each record's name."""
-    found: Integers = records[:, 0].astype(np.int64) // (KINDS * LANES)
-    return found
+    return np.asarray(records[:, 0].astype(np.int64) // (KINDS * LANES))
 
 
 def read_processes(run: Path | str) -> list[Process]:

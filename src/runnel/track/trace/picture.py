@@ -51,8 +51,7 @@ class ProcessPicture:
 
     def nanoseconds(self, seconds: Numbers) -> Integers:
         """Convert times of the process to whole nanoseconds since the beginning of the picture."""
-        found: Integers = np.rint((seconds + (self.process.shift_s - self._zero_s)) * 1e9).astype(np.int64)
-        return found
+        return np.asarray(np.rint((seconds + (self.process.shift_s - self._zero_s)) * 1e9).astype(np.int64))
 
     def heads(self, *, num_epochs: int) -> Iterator[str]:
         """The events that name the process and its tracks."""

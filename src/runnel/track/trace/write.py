@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from runnel.core.errors import ConfigError
+from runnel.track.files import writing
 from runnel.track.folder import RunFolder
 from runnel.track.trace.files import Process, read_processes
 from runnel.track.trace.paths import Paths
@@ -42,19 +43,13 @@ def write_trace(run: Path | str, out: Path | str | None = None) -> TraceSummary:
     with _opened(path) as file:
         about = json.dumps({"run": RunFolder(run).path.name, "left_out": list(notices)})
         file.write(f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n')
-        for event in _events(pictures, paths, num_epochs):
+        heads, events = (p.heads(num_epochs=num_epochs) for p in pictures), (p.events() for p in pictures)
+        # arrows last: they need the slices that the pictures make meanwhile
+        for event in chain(*heads, *events, paths.events()):
             file.write(f",\n{event}" if num_events else event)
             num_events += 1
         file.write("\n]}\n")
     return TraceSummary(path, len(processes), num_events, paths.num_segments, paths.num_versions, notices)
-
-
-def _events(pictures: list[ProcessPicture], paths: Paths, num_epochs: int) -> Iterator[str]:
-    for picture in pictures:
-        yield from picture.heads(num_epochs=num_epochs)
-    for picture in pictures:
-        yield from picture.events()
-    yield from paths.events()
 
 
 def _notices(processes: list[Process]) -> Iterator[str]:
@@ -69,9 +64,7 @@ def _notices(processes: list[Process]) -> Iterator[str]:
 def _opened(path: Path) -> Iterator[IO[str]]:
     """A text file that is written under another name and renamed at the end, so that no reader sees half of it."""
     new = path.with_name(f".{path.name}.new")
-    try:
+    with writing(path, "the trace"):
         with gzip.open(new, "wt", compresslevel=5) if path.suffix == ".gz" else new.open("w") as file:
             yield file
         new.replace(path)
-    except OSError as error:
-        raise ConfigError("out", str(path), f"cannot be written ({error.strerror or error})") from error

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runnel.agents.dqn import DQNConfig
 from runnel.core.state import Array
-from runnel.kernels.small.numba.ppo import ACT_ROWS, OnVector, has_numba, one_blas_thread
+from runnel.kernels.small.numba.ppo import ACT_ROWS, has_numba, one_blas_thread
 from runnel.kernels.small.numpy_act import NumpyQ, vector_leaf
 from runnel.nets.optim import Adam
 from runnel.nets.q_nets import QNet
@@ -37,11 +38,11 @@ def why_not(net: QNet) -> str:
     return "" if has_numba() else "Numba is not installed: pip install 'runnel[compiled]'"
 
 
-class NumbaQ(OnVector):
-    """The kernels for a network of action values."""
+class NumbaQ:
+    """The kernels for a network of action values, on the `vector` `[P]` of its parameters."""
 
     def __init__(self, net: QNet, vector: Tensor) -> None:
-        super().__init__(vector)
+        self._vector, self._address = vector.numpy(), vector.data_ptr()
         weights = net.head.weight
         self._leaf, self._relu = vector_leaf(net.env_spec, net.torso), net.head.activation == "relu"
         self._sizes = (net.head.num_inputs, *(w.shape[1] for w in weights))
@@ -59,16 +60,7 @@ class NumbaQ(OnVector):
         kernels.best_actions(self._vector, self._sizes, self._relu, x, _NO_MASK if mask is None else mask, action, *self._rows)
         return action
 
-    def step(
-        self,
-        batch: Mapping[str, Tensor],
-        target: Tensor,
-        *,
-        double: bool,
-        huber: float | None,
-        optimiser: Adam,
-        max_norm: float,
-    ) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Mapping[str, Tensor], target: Tensor, *, optimiser: Adam, config: DQNConfig) -> tuple[Tensor, Tensor]:
         """An optimiser step of DQN (`DQNLearner.step`): the numbers of `METRICS` `[4]`, and the error of each row `[B]`.
 
         `target` has the parameters of the target network `[P]`. A loss that is not finite changes nothing.
@@ -89,10 +81,10 @@ class NumbaQ(OnVector):
                 (mean.numpy(), square.numpy()),
                 self._sizes,
                 self._relu,
-                double,
-                np.float32(np.inf if huber is None else huber),
+                config.double,
+                np.float32(np.inf if config.huber is None else config.huber),
                 columns,
-                (optimiser.lr, *optimiser.betas, optimiser.eps, float(count), max_norm),
+                (optimiser.lr, *optimiser.betas, optimiser.eps, float(count), config.max_grad_norm),
                 self._memory_for(len(error)),
                 error,
                 numbers,

@@ -23,12 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runnel.agents.ppo import PPOConfig
 from runnel.core.contracts.inference import RowPolicy
 from runnel.core.state import Array
+from runnel.kernels.small.numpy_act import why_not_plain
 from runnel.nets.actor_critic import ActorCritic, SeparateBody
-from runnel.nets.layers import MLP, RunningMeanStd, Torso
+from runnel.nets.layers import Torso
 from runnel.nets.optim import Adam
-from runnel.ops.distributions import UNIFORM_MARGIN, ContinuousHead, DiscreteHead
+from runnel.ops.distributions import UNIFORM_MARGIN, ContinuousHead
 
 METRICS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction", "grad_norm")
 """The numbers of an optimiser step that `passes` returns."""
@@ -46,15 +48,12 @@ def why_not(net: ActorCritic) -> str:
 
     They are for two fully connected hidden layers of tanh or relu over vectors, on the CPU.
     """
+    if reason := why_not_plain(net):
+        return reason
     body, first = net.body, next(net.parameters())
-    if type(net) is not ActorCritic or type(body) is not SeparateBody or type(body.nets) is not MLP:
-        return "the network is not one of separate fully connected layers"
+    assert isinstance(body, SeparateBody)
     if type(body.torso) is not Torso or body.torso.convolves:
         return "the network has convolutions"
-    if type(net.head) not in (DiscreteHead, ContinuousHead):
-        return "the action has several parts"
-    if any(type(n) is not RunningMeanStd for n in net.normalisers.values()):
-        return "observations are normalised by code of your own"
     widths = [w.shape[-1] for w in body.nets.weight][:-2]
     if len(widths) != 2 or max(widths) > _WIDEST:
         return f"kernels are for two hidden layers of at most {_WIDEST}, and the network has {widths}"
@@ -77,21 +76,12 @@ def is_cached(kernel: str) -> bool:
     return next(Path(folder).rglob(f"steps.{kernel}-*.nbi"), None) is not None
 
 
-class OnVector:
-    """Kernels that work on `vector` `[P]`, which holds the parameters of a network one after the other.
-
-    The optimiser of a learner makes such a vector.
-    """
-
-    def __init__(self, vector: Tensor) -> None:
-        self._vector, self._address = vector.numpy(), vector.data_ptr()
-
-
-class NumbaActorCritic(OnVector):
-    """The kernels for an actor-critic."""
+class NumbaActorCritic:
+    """The kernels for an actor-critic. They work on `vector` `[P]`, which holds its parameters one after the other: the
+    optimiser of a learner makes such a vector."""
 
     def __init__(self, net: ActorCritic, vector: Tensor) -> None:
-        super().__init__(vector)
+        self._vector, self._address = vector.numpy(), vector.data_ptr()
         assert isinstance(net.body, SeparateBody)
         nets, self._net, self._torso = net.body.nets, net, net.body.torso
         self._action_shape, self._gauss = net.env_spec.action.shape, isinstance(net.head, ContinuousHead)
@@ -148,20 +138,7 @@ class NumbaActorCritic(OnVector):
             self._spread(run, workers)
         return torch.from_numpy(out.reshape(seen.shape[:-1]))
 
-    def passes(
-        self,
-        batch: Mapping[str, Tensor],
-        orders: Tensor,
-        *,
-        size: int,
-        optimiser: Adam,
-        max_norm: float,
-        clip: float,
-        dual_clip: float | None,
-        value_clip: float | None,
-        value_coef: float,
-        entropy_coef: float,
-    ) -> Tensor:
+    def passes(self, batch: Mapping[str, Tensor], orders: Tensor, *, size: int, optimiser: Adam, config: PPOConfig) -> Tensor:
         """Take the optimiser steps of PPO (`PPOLearner.step`): the numbers of `METRICS` for each step, `[steps, 7]`.
 
         There is one step for each `size` rows of `batch` `[N, ...]` in each of `orders` `[epochs, N]`. A step whose loss is not
@@ -170,7 +147,9 @@ class NumbaActorCritic(OnVector):
         from runnel.kernels.small.numba import steps as kernels
 
         data = (self._sizes, self._relu, self._features(batch), self._columns(batch))
-        coefs = tuple(np.float32(c or 0.0) for c in (clip, dual_clip, value_clip, value_coef, entropy_coef))
+        c = config  # a clip of 0 is none
+        settings = (c.clip_range, c.dual_clip, c.value_clip, c.value_coef, c.entropy_coef)
+        coefs = tuple(np.float32(x or 0.0) for x in settings)
         steps = orders.numpy().reshape(-1, size)
         vector, mean, square, count = optimiser.on_host(len(steps))
         assert vector.data_ptr() == self._address, "the optimiser of another network"
@@ -186,7 +165,7 @@ class NumbaActorCritic(OnVector):
 
         with one_blas_thread():
             for i, order in enumerate(steps):
-                adam = (optimiser.lr, *optimiser.betas, optimiser.eps, float(count + i), max_norm)
+                adam = (optimiser.lr, *optimiser.betas, optimiser.eps, float(count + i), c.max_grad_norm)
                 if workers == 1:
                     kernels.step(self._vector, grads, moments, *data, order, coefs, adam, memory, parts, numbers[i])
                 else:

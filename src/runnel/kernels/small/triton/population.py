@@ -66,19 +66,7 @@ class TritonPopulationLearner(PPOLearner):
         num_rows, width = len(batch["advantage"]) // num, num * self.population.num_envs
         size = num_rows // c.num_minibatches
         history = [
-            self._kernels.step(
-                batch,
-                order,
-                rows=(first, first + size),
-                width=width,
-                optimiser=self.optimiser,
-                max_norm=c.max_grad_norm,
-                clip=c.clip_range,
-                dual_clip=c.dual_clip,
-                value_clip=c.value_clip,
-                value_coef=c.value_coef,
-                entropy_coef=c.entropy_coef,
-            )
+            self._kernels.step(batch, order, rows=(first, first + size), width=width, optimiser=self.optimiser, config=c)
             for order in self.shuffle.orders(c.num_epochs * num, num_rows).view(c.num_epochs, num, -1)
             for first in range(0, num_rows, size)
         ]

@@ -13,16 +13,15 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping
-from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from runnel.kernels.small.numpy_act import vector_leaf
+from runnel.agents.ppo import PPOConfig
+from runnel.kernels.small.numpy_act import vector_leaf, why_not_plain
 from runnel.nets.actor_critic import ActorCritic, SeparateBody
-from runnel.nets.layers import MLP, Torso
 from runnel.nets.optim import Adam
-from runnel.ops.distributions import ContinuousHead, DiscreteHead
+from runnel.ops.distributions import ContinuousHead
 
 _BLOCK = 64
 _SHARES = 132
@@ -39,14 +38,15 @@ def why_not(net: ActorCritic) -> str:
     They serve one float vector without normalisation, no mask, two hidden layers of 16, 32 or 64 with tanh or relu, and at most
     16 scores, on a CUDA device.
     """
+    if reason := why_not_plain(net):
+        return reason
     spec, body, first = net.env_spec, net.body, next(net.parameters())
-    if type(net) is not ActorCritic or type(body) is not SeparateBody or type(body.nets) is not MLP:
-        return "the network is not one of separate fully connected layers"
-    if type(body.torso) is not Torso or not vector_leaf(spec, body.torso) or spec.has_mask:
+    assert isinstance(body, SeparateBody)
+    if not vector_leaf(spec, body.torso) or spec.has_mask:
         return "kernels are for one float vector, without a mask"
     if net.normalisers:
         return "kernels do not normalise observations"
-    if type(net.head) not in (DiscreteHead, ContinuousHead) or spec.action.size > 16:
+    if spec.action.size > 16:
         return "kernels are for one action with at most 16 scores"
     widths = [w.shape[-1] for w in body.nets.weight][:-2]
     if len(widths) != 2 or any(w not in _WIDTHS for w in widths) or body.nets.num_inputs >= 64:
@@ -56,18 +56,6 @@ def why_not(net: ActorCritic) -> str:
     if not first.is_cuda or first.dtype != torch.float32:
         return "kernels are for float32 on a CUDA device"
     return "" if importlib.util.find_spec("triton") is not None else "Triton is not installed"
-
-
-class StepSettings(TypedDict):
-    """The settings of an optimiser step of PPO, as `TritonActorCritic.step` takes them."""
-
-    optimiser: Adam
-    max_norm: float
-    clip: float
-    dual_clip: float | None
-    value_clip: float | None
-    value_coef: float
-    entropy_coef: float
 
 
 class TritonActorCritic:
@@ -130,10 +118,10 @@ class TritonActorCritic:
         kernels.value_kernel[grid](rows, self._vector, out, each, width // self._members, width, self._total, **self._shape)
         return out
 
-    def passes(self, batch: Mapping[str, Tensor], orders: Tensor, *, size: int, **settings: Unpack[StepSettings]) -> Tensor:
+    def passes(self, batch: Mapping[str, Tensor], orders: Tensor, *, size: int, optimiser: Adam, config: PPOConfig) -> Tensor:
         """A `step` for each `size` rows of each of `orders` `[epochs, N]`. `[steps, 7]`"""
-        starts = range(0, orders.shape[-1], size)
-        return torch.cat([self.step(batch, order, rows=(i, i + size), **settings) for order in orders for i in starts])
+        pieces = [(order, (first, first + size)) for order in orders for first in range(0, orders.shape[-1], size)]
+        return torch.cat([self.step(batch, order, rows=rows, optimiser=optimiser, config=config) for order, rows in pieces])
 
     def step(
         self,
@@ -143,12 +131,7 @@ class TritonActorCritic:
         rows: tuple[int, int],
         width: int = 0,
         optimiser: Adam,
-        max_norm: float,
-        clip: float,
-        dual_clip: float | None,
-        value_clip: float | None,
-        value_coef: float,
-        entropy_coef: float,
+        config: PPOConfig,
     ) -> Tensor:
         """An optimiser step of PPO (`PPOLearner.step`), over the rows `order[first:last]` of `batch` `[N, ...]`.
 
@@ -157,7 +140,7 @@ class TritonActorCritic:
         """
         from runnel.kernels.small.triton import steps as kernels
 
-        first, num, width = rows[0], rows[1] - rows[0], width or len(batch["logprob"])
+        c, first, num, width = config, rows[0], rows[1] - rows[0], width or len(batch["logprob"])
         weights, mean, square, numbers = optimiser.on_device()
         assert weights.data_ptr() == self._vector.data_ptr(), "the optimiser of another network"
         programs = min(self._shares, math.ceil(num / _BLOCK))
@@ -174,14 +157,14 @@ class TritonActorCritic:
             self._total,
             self._stride,
             1.0 / num,
-            clip,
-            dual_clip or 0.0,
-            value_clip or 0.0,
-            value_coef,
-            entropy_coef,
+            c.clip_range,
+            c.dual_clip or 0.0,
+            c.value_clip or 0.0,
+            c.value_coef,
+            c.entropy_coef,
             ALONE=self._members == 1,
-            DUAL=dual_clip is not None,
-            CLIP_VALUE=value_clip is not None,
+            DUAL=c.dual_clip is not None,
+            CLIP_VALUE=c.value_clip is not None,
             num_warps=4,
             num_stages=2,
             **self._shape,
@@ -210,9 +193,9 @@ class TritonActorCritic:
             self._total,
             self._stride,
             num_squares,
-            max_norm,
-            value_coef,
-            entropy_coef,
+            c.max_grad_norm,
+            c.value_coef,
+            c.entropy_coef,
             b1,
             b2,
             math.log(b1),
