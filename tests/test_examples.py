@@ -146,22 +146,19 @@ def test_examples_use_public_names_only(path: Path) -> None:
 
 
 def test_a_learned_reward_beside_the_policy(tmp_path: Path) -> None:
-    """Labels, a second trainer and the policy that uses it, in a small house: the sparse reward alone is found less often."""
-    returns = {}
-    for bonus in (0.5, 0.0):
-        run = rl.train(
-            str(EXAMPLES / "intrinsic_reward.py"),
-            name=str(bonus),
-            bonus=bonus,
-            env_kwargs={"size": 3},
-            total_steps=8_192,
-            out=str(tmp_path),
-            eval={"episodes": 0},
-            seed=1,
-        )
-        check_folder(run)
-        metrics = run.rows()[-1]["metrics"]
-        returns[bonus] = metrics["return"]
-        assert metrics["taste/version"] > 0
-        assert run.rows("end")[-1]["streams"]["trajectories:labels"]["consumed"] > 0
-    assert returns[0.5] > returns[0.0]
+    """Labels, a second trainer, and the policy that uses it, in three of the five rooms. What the sparse reward alone reaches is
+    a matter of luck (docs/guides/several-trainers.md), and not for a test."""
+    run = rl.train(
+        str(EXAMPLES / "intrinsic_reward.py"),
+        env_kwargs={"rooms": 3},
+        total_steps=49_152,
+        out=str(tmp_path),
+        eval={"episodes": 0},
+        seed=1,
+    )
+    check_folder(run)
+    metrics = run.rows()[-1]["metrics"]
+    assert metrics["return"] > 0.3, "random play finds the exit in none of a hundred episodes"
+    assert metrics["taste/accuracy"] > 0.95
+    assert metrics["taste/version"] == run.version
+    assert run.rows("end")[-1]["streams"]["trajectories:labels"]["consumed"] > 0

@@ -217,6 +217,7 @@ ENTRIES = (
     *(default(recipe, task) for recipe, tasks in FITS.items() for task in tasks),
     own_defaults("dqn", "cartpole"),
     own_defaults("ppo", "lunarlander"),
+    own_defaults("sac", "acrobot"),
     Learning(
         "dqn-cartpole-cleanrl",
         "`dqn` on CartPole-v1, all of CleanRL's settings, 500k steps",

@@ -74,6 +74,7 @@ def scores(run: rl.Run, *, cut: bool = False) -> dict[str, Any]:
         "train_return": rows[-1]["metrics"].get("return") if rows else None,
         "eval_return": None if run.eval is None else run.eval["mean"],
         "curve": curve(rows),
+        "config": json.loads((run.path / "config.json").read_text(encoding="utf-8")),
     }
 
 

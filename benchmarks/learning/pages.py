@@ -13,6 +13,7 @@ from benchmarks import venvs
 from benchmarks.harness import RESULTS
 from benchmarks.learning.entries import FITS, TASKS, Learning, default, own_defaults
 from benchmarks.learning.report import read_seeds
+from benchmarks.learning.settings import about_stale
 
 from runnel.eval.statistics import mean_interval
 from runnel.run.zoo import ZOO, zoo_settings
@@ -23,12 +24,14 @@ NAMES = {env: task for task, (env, _) in TASKS.items()}
 
 
 def measured(entry: Learning) -> tuple[str, str, str]:
-    """Seeds with a link to their curves, return in training and greedy return."""
+    """Seeds with a link to their curves, and settings that are no longer the entry's; return in training and greedy return."""
     rows = read_seeds(entry.name, OUT)
     if not rows:
         return "not run", "", ""
     cut = [r["steps"] for r in rows if r["status"] == "cut"]
     link = f"[{len(rows)}](../../benchmarks/results/learning/{entry.name}/table.md)" + (f", cut at {min(cut):,}" if cut else "")
+    if stale := about_stale(rows, entry):
+        link += f", stale: measured with {stale}"
     return link, words([r["train_return"] for r in rows]), words([r["eval_return"] for r in rows])
 
 

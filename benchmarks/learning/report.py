@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning.entries import ENTRIES, LAST, Learning, Score
+from benchmarks.learning.settings import about_stale
 from benchmarks.results import number, table
 
 import runnel as rl
@@ -97,6 +98,8 @@ def page(entry: Learning, runs: Sequence[Row]) -> str:
     ]
     sources = "\n".join(f'- Reference of "{s.title}": {s.source}.' for s in entry.scores if s.source)
     settings = "Recipe `{}` with `{}`.".format(entry.recipe, json.dumps(runs[-1]["settings"] if runs else entry.settings))
+    if stale := about_stale(runs, entry):
+        settings += f" Stale: measured with {stale}, which is not what the recipe begins with today."
     figure = f"![curves]({CURVES})" if any(r.get("curve") for r in runs) else ""
     parts = (f"# {entry.title}", settings, table(header, rows), sources, figure, _runs(entry, runs))
     return "\n\n".join(p for p in parts if p) + "\n"
@@ -129,6 +132,8 @@ def overview(out: Path) -> str:
         cut = [r["steps"] for r in runs if is_cut(r)]
         ran = f"{s['num_known']} of {entry.seeds}" if runs else "not run"
         ran += f", {len(cut)} cut at {min(cut):,} steps or more" if cut else ""
+        stale = about_stale(runs, entry)
+        ran += f", stale: measured with {stale}" if stale else ""
         hours = number(sum(r.get("wall_s", 0.0) for r in runs) / 3600.0) if runs else "-"
         commits = ", ".join(dict.fromkeys(_commit(r) for r in runs)) or "-"
         rows.append([entry.name, s["title"], ran, number(s["mean"]), _interval(s), _goal(s), _verdict(s), hours, commits])

@@ -4,9 +4,9 @@ python -m benchmarks.learning.run --only ppo-cartpole 'sac-*' --seeds 1 2 3
 python -m benchmarks.learning.run --only 'ppo-minatar-*' --background     # goes on after the terminal is closed
 python -m benchmarks.learning.run --status                                # what was run, and what was not
 
-The Python that runs this trains the recipes, each run in a process of its own. A seed that has a result with the same
-settings is skipped; one that was broken off or cut (`--limit-s`) goes on from its newest checkpoint; one that another queue is
-at is left to it.
+The Python that runs this trains the recipes, each run in a process of its own. A seed that has a result with the same settings
+and with today's defaults is skipped; one that was broken off or cut (`--limit-s`) goes on from its newest checkpoint; one that
+another queue is at is left to it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from benchmarks import machine, venvs
 from benchmarks.harness import RESULTS, run_once
 from benchmarks.learning import report
 from benchmarks.learning.entries import ENTRIES, Learning
+from benchmarks.learning.settings import changed, learned, same_learning, settings_today
 from benchmarks.results import number
 
 Row = dict[str, Any]
@@ -41,8 +42,6 @@ RUNS = venvs.ROOT / "runs" / "learning"
 OUT = RESULTS / "learning"
 GRACE_S = 900.0
 """For starting, the last evaluation and the last checkpoint of a run whose time is up; then it is killed."""
-PLACES = ("device", "compiled", "placement.", "vector.", "checkpoint.")
-"""Settings that say where and how fast a run is made, and not what it learns."""
 
 
 def choose(patterns: Sequence[str]) -> list[Learning]:
@@ -50,16 +49,12 @@ def choose(patterns: Sequence[str]) -> list[Learning]:
     return [e for e in ENTRIES if any(fnmatch.fnmatch(e.name, p) for p in patterns)]
 
 
-def same_learning(settings: Row, others: Row) -> bool:
-    """Whether two sets of settings differ at most in `PLACES`."""
-    ours, theirs = ({k: v for k, v in s.items() if not k.startswith(PLACES)} for s in (settings, others))
-    return bool(json.loads(json.dumps(ours)) == json.loads(json.dumps(theirs)))
-
-
 def known(entry: Learning, seed: int, out: Path) -> Row | None:
-    """The result of this seed with these settings, whole or cut."""
+    """The result of this seed with these settings and today's defaults, whole or cut."""
     row = report.read_seed(out / entry.name / f"seed-{seed}.json")
-    return row if row is not None and "error" not in row and same_learning(row["settings"], entry.settings) else None
+    if row is None or "error" in row or not same_learning(row["settings"], entry.settings) or changed(row, entry):
+        return None
+    return row
 
 
 def is_done(entry: Learning, seed: int, out: Path) -> bool:
@@ -69,8 +64,9 @@ def is_done(entry: Learning, seed: int, out: Path) -> bool:
 
 
 def run_name(entry: Learning, seed: int) -> str:
-    """Other settings are another run: what they left behind must not be gone on with."""
-    return f"{entry.name}-seed-{seed}-{zlib.crc32(json.dumps(entry.settings).encode()):08x}"
+    """Other settings, or other defaults, are another run: what they left behind must not be gone on with."""
+    settings = json.dumps([entry.settings, settings_today(entry)])
+    return f"{entry.name}-seed-{seed}-{zlib.crc32(settings.encode()):08x}"
 
 
 @contextmanager
@@ -98,6 +94,8 @@ def train_seed(entry: Learning, seed: int, *, out: Path = OUT, runs: Path = RUNS
         limit_s = min(limit_s, entry.limit_s)
         arguments = [entry.recipe, json.dumps(entry.settings), "--seed", str(seed), "--folder", str(runs / name)]
         row = run_once(sys.executable, ONE, [*arguments, "--limit-s", str(limit_s)], limit_s=limit_s + GRACE_S)
+        if "config" in row:
+            row["config"] = learned(row["config"])
         facts = {"seed": seed, "made": made, "code": code, "machine": machine.facts(), "settings": entry.settings}
         former = known(entry, seed, out)
         if former is None or row.get("steps", 0) >= former["steps"]:  # else the former attempt came further

@@ -68,7 +68,7 @@ GUIDED: dict[str, tuple[str, dict[str, Any]]] = {
             "num_envs": 4,
             "num_steps": 16,
             "label_rows": 32,
-            "env_kwargs": {"size": 2},
+            "env_kwargs": {"rooms": 2, "size": 2},
             "vector": {"backend": "serial"},
             "ppo": {"num_minibatches": 2, "num_epochs": 2},
             "checkpoint": {"every": 3},

@@ -12,6 +12,7 @@ from runnel.track.files import is_regular
 from runnel.track.folder import Row
 from runnel.track.history import Floats, as_table, waiting_share
 from runnel.track.locks import Lock
+from runnel.track.results import tables_in
 from runnel.track.status import failure_of
 
 RECENT_S = 60.0
@@ -34,6 +35,7 @@ def detail(run: RunView, held: Collection[Lock] | None) -> Row:
         "metrics": c.names(),
         "evals": c.evals[-400:],
         "returns": {k: c.last_eval[k] for k in ("returns", "lengths", "extra", "per_prompt") if k in c.last_eval},
+        "tables": [vars(table) for table in tables_in([c.last_eval])],
         "stages": stages(run),
         "streams": [{"name": name, **vars(found), "balance": found.balance} for name, found in accounts_in(c.streams).items()],
         "rates": rates(run),

@@ -37,10 +37,14 @@ def read_overlay(args: list[str], recipe: str, *, without: Collection[str] = ())
     return {}
 
 
+def flags_given(args: list[str]) -> set[str]:
+    """Names of the settings among flags."""
+    return {arg.partition("=")[0].lstrip("-").replace("-", "_") for arg in args if arg.startswith("--")}
+
+
 def budgets_named(args: list[str], overlay: Settings) -> set[str]:
     """The budgets (`total_steps`, ...) that the user gave: on the command line, else in the file."""
-    flags = {arg.partition("=")[0].lstrip("-").replace("-", "_") for arg in args if arg.startswith("--")}
-    return {*BUDGETS} & flags or {name for name in BUDGETS if overlay.get(name) is not None}
+    return {*BUDGETS} & flags_given(args) or {name for name in BUDGETS if overlay.get(name) is not None}
 
 
 def _found(path: Path) -> Path:

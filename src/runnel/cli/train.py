@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from runnel.cli.help import print_help
-from runnel.cli.overlay import budgets_named, read_overlay
+from runnel.cli.overlay import budgets_named, flags_given, read_overlay
 from runnel.core.config import override, to_data, whole_number
 from runnel.core.errors import ConfigError
 from runnel.core.hints import meant, names_of
@@ -24,6 +24,7 @@ from runnel.run.launchers import check_ray
 from runnel.run.names import list_recipes
 from runnel.run.trust import check_run, recipe_of
 from runnel.run.wiring import place
+from runnel.run.zoo import about_zoo, without_unused
 from runnel.track.folder import RunFolder
 from runnel.track.numbers import seeds_words
 
@@ -73,6 +74,7 @@ def train(args: list[str]) -> int:
     overlay = read_overlay(args[1:], recipe.name)
     base = override(registry.begin(recipe, overlay | named(args[1:])), overlay)
     options, config = parse(base, args[1:], prog=f"runnel train {args[0]}", about=recipe.module.__doc__ or "")
+    config = without_unused(recipe.name, config, given=flags_given(args) | registry.names_given(overlay))
     config = one_budget(config, budgets_named(args, overlay))
     if options.seeds < 1:
         raise ConfigError("seeds", options.seeds, "train at least 1")
@@ -94,7 +96,7 @@ def resume(args: list[str]) -> int:
         return 0 if args and args[0] in ("-h", "--help") else 2
     # flags are fields of the recipe, so its code runs before they can be read: trust is checked first
     folder, trust = RunFolder.open(args[0]), "--trust" in args[1:]
-    check_run(folder, trust=trust, given=_given(args[1:]), training=True)
+    check_run(folder, trust=trust, given=flags_given(args[1:]), training=True)
     recipe = registry.load_recipe(recipe_of(folder))
     base = override(recipe.Config(), folder.read_config())
     about = "The fields of the run. What you give is changed, if it may change in the middle of a run (docs/reference/cli.md)."
@@ -102,11 +104,6 @@ def resume(args: list[str]) -> int:
     before, after = to_data(base), to_data(config)
     changed = {k: v for k, v in after.items() if v != before[k]}
     return _tell(api.resume(args[0], progress=True, trust=True, **changed))  # trust was checked above, with all flags
-
-
-def _given(args: list[str]) -> set[str]:
-    """Names of the settings among flags."""
-    return {arg.partition("=")[0].lstrip("-").replace("-", "_") for arg in args if arg.startswith("--")}
 
 
 def parse(base: RunConfig, args: list[str], *, prog: str, about: str) -> tuple[Options, RunConfig]:
@@ -229,6 +226,8 @@ def _dry_run(recipe: str, config: RunConfig) -> int:
     print()
     groups = place(experiment)
     print(describe(experiment, groups))
+    for line in about_zoo(recipe, config):
+        print(line)
     if config.launcher == "ray":
         from runnel.run.launchers.ray import show_placement
 

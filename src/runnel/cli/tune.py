@@ -8,12 +8,13 @@ import json
 import sys
 from pathlib import Path
 
-from runnel.cli.overlay import budgets_named, read_overlay
+from runnel.cli.overlay import budgets_named, flags_given, read_overlay
 from runnel.cli.train import named, parse_with
 from runnel.cli.trusting import add_trust
 from runnel.core.config import override
 from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.run import registry
+from runnel.run.zoo import without_unused
 from runnel.track.folder import check_run_name
 from runnel.track.numbers import seeds_words
 from runnel.tune.settings import Setup, TuneConfig, make_setup
@@ -53,6 +54,7 @@ def tune(args: list[str]) -> int:
     base = override(registry.begin(recipe, over | named(args[1:])), over)
     about = recipe.module.__doc__ or ""
     options, config = parse_with(TuneOptions, base, args[1:], prog=f"runnel tune {args[0]}", about=about)
+    config = without_unused(recipe.name, config, given=flags_given(args) | registry.names_given(over))
     config = one_budget(config, budgets_named(args, over))
     setup = make_setup(recipe.name, config, options)
     if options.dry_run:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from runnel.core.contracts.evaluation import EvalResult, Progress
-from runnel.core.contracts.inference import InferenceClient
+from runnel.core.contracts.evaluation import Clients, EvalResult, Progress
 from runnel.envs.vector import VectorEnv
 from runnel.eval.runner import MAX_STEPS, EnvEvaluation
 
@@ -33,8 +32,8 @@ class PopulationEvaluation:
         total = members * episodes
         self._all = EnvEvaluation(lambda: make_vector(members * width), episodes=total, seed=seed, max_steps=max_steps)
 
-    def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> EvalResult:
-        result = self._all.run(client, round_index=round_index, progress=progress)
+    def run(self, clients: Clients, *, round_index: int, progress: Progress | None = None) -> EvalResult:
+        result = self._all.run(clients, round_index=round_index, progress=progress)
         own = self._by_member(result)
         means = [sum(returns) / len(returns) for returns in own if returns]
         extra = {**result.extra, **{f"member/{i}": returns for i, returns in enumerate(own)}}

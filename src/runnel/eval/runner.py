@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.contracts.evaluation import EvalResult, Policy, Progress
+from runnel.core.contracts.evaluation import POLICY, Clients, EvalResult, Policy, Progress
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
@@ -67,7 +67,7 @@ class EnvEvaluation:
         self._make, self._episodes, self._seed, self._noise_size = make_vector, episodes, seed, noise_size
         self._vector: VectorEnv | None = None
 
-    def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> EvalResult:
+    def run(self, clients: Clients, *, round_index: int, progress: Progress | None = None) -> EvalResult:
         if self._vector is None:
             self._vector = self._make()
         seed, tally = make_seed(self._seed, "eval", round_index), Tally(self._episodes, self._vector.num_envs)
@@ -75,7 +75,7 @@ class EnvEvaluation:
         attempt = 0
         while tally.missing:  # again only if episodes were cut: environments need a reset to leave those
             began = seed if attempt == 0 else make_seed(seed, "again", attempt)
-            self._play(self._vector, client, tally, seed=began, rng=rng, progress=progress)
+            self._play(self._vector, clients[POLICY], tally, seed=began, rng=rng, progress=progress)
             attempt += 1
         return tally.result()
 

@@ -103,6 +103,8 @@ class EvaluationSpec:
 
     make: Callable[[], Evaluation]
     inferencer: Callable[[], Inferencer]
+    others: Mapping[str, tuple[Callable[[], Inferencer], str]] = field(default_factory=dict)
+    """What else it asks, by the name of the client: an inferencer, and the parameter channel that it loads ("": none)."""
     recorder: Callable[[], EpisodeRecorder] | None = None
     """Records episodes beside it; made only where `config.record` asks for that."""
     check_recorder: Callable[[], None] | None = None
@@ -209,7 +211,9 @@ class Experiment:
             others = {*self.trainer_names(), *self._loads_others(), *(t.name for t in self.transforms if not t.asks)}
             return [w for w in self.worker_names() if w not in others]
         serving = [w for w, loaded in self._loads_others().items() if loaded == channel]
-        return serving + [name for t in self.trainers if channel in t.loads for name in self.ranks_of(t)]
+        serving += [name for t in self.trainers if channel in t.loads for name in self.ranks_of(t)]
+        asks = self.evaluation is not None and channel in [loaded for _, loaded in self.evaluation.others.values()]
+        return serving + (["evaluator"] if asks else [])
 
     def _loads_others(self) -> dict[str, str]:
         leading = self.leader.channel
@@ -288,6 +292,11 @@ def check_graph(e: Experiment) -> None:
             raise ConfigError(f"{t.name}.reads", t.reads, "a transform reads at least one stream; what only writes is an actor")
         if circle := set(t.reads) & set(t.writes):
             raise ConfigError(f"{t.name}.writes", min(circle), "it reads this stream too; write to a stream of its own")
+    if e.evaluation is not None:
+        for name, (_, channel) in e.evaluation.others.items():
+            if channel and channel not in e.channels:
+                there = ", ".join(e.channels)
+                raise ConfigError(f"evaluation.{name}", channel, f"nobody publishes this parameter channel; there are: {there}")
     for spec in e.streams:
         for name in spec.all_readers:
             if spec.name not in reads.get(name, ()):

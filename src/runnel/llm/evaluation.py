@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import comb
 
-from runnel.core.contracts.evaluation import EvalResult, Progress
+from runnel.core.contracts.evaluation import POLICY, Clients, EvalResult, Progress
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.rng import make_seed
@@ -68,8 +68,8 @@ class TextEvaluation:
         self._pass_k, self._pass_reward = tuple(pass_k) if samples else (), pass_reward
         self._pool = RewardPool(task.components, timeout_s=reward_timeout_s)
 
-    def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> EvalResult:
-        found = self._complete(client, round_index, progress)
+    def run(self, clients: Clients, *, round_index: int, progress: Progress | None = None) -> EvalResult:
+        found = self._complete(clients[POLICY], round_index, progress)
         texts = [self.tokenizer.decode(tokens) for tokens in found]
         for key, (text, tokens) in enumerate(zip(texts, found, strict=True)):
             example = self._examples[key // len(self._temperatures)]

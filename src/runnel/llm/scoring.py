@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runnel.core.contracts.evaluation import EvalResult, Progress
-from runnel.core.contracts.inference import InferenceClient, Reply, Request
+from runnel.core.contracts.evaluation import POLICY, Clients, EvalResult, Progress
+from runnel.core.contracts.inference import Reply, Request
 from runnel.core.records import Batch
 from runnel.llm.checks.sizes import check_room
 from runnel.llm.engines.one_pass import OnePassEngine
@@ -52,8 +52,8 @@ class PairEvaluation:
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> None:
         self._pairs, self._tokenizer = list(pairs), tokenizer
 
-    def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> EvalResult:
-        tickets = []
+    def run(self, clients: Clients, *, round_index: int, progress: Progress | None = None) -> EvalResult:
+        client, tickets = clients[POLICY], list[int]()
         for pair in self._pairs:
             rows = [Batch(tokens=torch.tensor([*p, *a])) for p, a in pair_rows(pair, self._tokenizer)]
             tickets += [client.submit(row) for row in rows]

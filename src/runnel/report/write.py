@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from runnel.track.files import replace_file, writing
 from runnel.track.folder import Row
 from runnel.track.history import History, as_table, is_number, load_history, share_axis
 from runnel.track.numbers import seconds, short
+from runnel.track.results import tables_in
 
 NUM_SAMPLES = 6
 
@@ -80,7 +82,7 @@ def _write_numbers(runs: Sequence[History], charts: Charts, folder: Path) -> Non
     """Write all charts as one long table, and each table of the page."""
     write_csv(folder, "curves", charts.csv_rows())
     tables = [run_rows(runs), accounting_table(runs)]
-    tables += [_evaluations(runs[0]), _stages(runs[0])] if len(runs) == 1 else []
+    tables += [_evaluations(runs[0]), *_result_tables(runs[0]), _stages(runs[0])] if len(runs) == 1 else []
     for part in tables:
         if part.rows:
             write_csv(folder, part.name, part.csv_rows())
@@ -90,6 +92,15 @@ def _evaluations(run: History) -> Table:
     keys = ("version", "steps", "tokens", "mean", "low", "high", "num")
     rows = [[row[key] if is_number(row.get(key)) else None for key in keys] for row in run.evals]
     return Table("evaluations", "Evaluations", keys, rows)
+
+
+def _result_tables(run: History) -> list[Table]:
+    tables = []
+    for found in tables_in(run.evals):
+        rows: list[list[Cell]] = [[name, *values] for name, values in zip(found.rows, found.values, strict=True)]
+        name = re.sub(r"\W+", "-", found.title).strip("-").lower()
+        tables.append(Table(f"table-{name}", found.title, ["", *found.columns], rows))
+    return tables
 
 
 def _stages(run: History) -> Table:
@@ -104,6 +115,7 @@ def _single(run: History, target: Path, charts: Charts) -> str:
         [
             _header(run),
             section("Learning", charts.html()),
+            section("Evaluation tables", "".join(table.html() for table in _result_tables(run))),
             section("Where the time goes", _time(run)),
             section("Sample accounting", accounting([run])),
             section("Completions", _samples(run)),

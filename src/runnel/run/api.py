@@ -17,7 +17,8 @@ from pathlib import Path
 from runnel.core import user_code
 from runnel.core.clock import WallClock
 from runnel.core.config import flat, override, to_data
-from runnel.core.contracts.evaluation import EvalResult, Policy, Progress
+from runnel.core.contracts.evaluation import POLICY, EvalResult, Policy, Progress
+from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.params import ParamSet
 from runnel.core.disk import refused, told_if_refused
 from runnel.core.errors import CheckpointError, ConfigError, DiskError, RunnelError
@@ -34,7 +35,7 @@ from runnel.report.write import write_report
 from runnel.run import registry
 from runnel.run.best import BestParams, best_of
 from runnel.run.budget import moved_schedules, rounded_up
-from runnel.run.checkpoint import Checkpoints, Manifest
+from runnel.run.checkpoint import Checkpoints, Manifest, read_params
 from runnel.run.dataflow import dataflow
 from runnel.run.events import Event, PolicyNow
 from runnel.run.export import EXPORTS, check_model_folder, export_policy
@@ -334,13 +335,15 @@ def evaluate_run(
     config = override(before, {"eval.episodes": episodes, **(settings or {})})
     if OF_THE_ENV & {*(settings or {})}:
         config = other_env(before, config)
-    spec = registry.build_saved(module.name, config, settings or ()).evaluation
+    experiment = registry.build_saved(module.name, config, settings or ())
+    spec = experiment.evaluation
     if spec is None:
         raise ConfigError("run", str(run), "its recipe has no evaluation; load the policy and play it yourself")
     with _client_of(folder, spec, best=best) as client, ExitStack() as stack:
         evaluation = spec.make()
         stack.callback(evaluation.close)
-        return evaluation.run(client, round_index=FRESH_ROUND + seed, progress=progress)
+        others = {name: stack.enter_context(_other(folder, experiment, *asked)) for name, asked in spec.others.items()}
+        return evaluation.run({**others, POLICY: client}, round_index=FRESH_ROUND + seed, progress=progress)
 
 
 def record(
@@ -390,10 +393,28 @@ def _steps_at(folder: RunFolder, version: int) -> int:
 @contextmanager
 def _client_of(folder: RunFolder, spec: EvaluationSpec, *, best: bool) -> Iterator[InlineClient]:
     """The policy of a run's newest good checkpoint, or of its best evaluation, as its evaluation asks it."""
-    params = _params_of(folder, best=best)
+    with _serving(spec.inferencer(), _params_of(folder, best=best)) as client:
+        yield client
+
+
+@contextmanager
+def _other(folder: RunFolder, e: Experiment, make: Callable[[], Inferencer], channel: str) -> Iterator[InlineClient]:
+    """What else an evaluation asks, with the parameters that another trainer had in the newest good checkpoint."""
+    params = ParamSet(0, {})
+    if channel:
+        part = "params" if channel == e.leader.channel else f"params-{e.publisher_of(channel)}"
+        path, manifest, _ = Checkpoints(folder.checkpoints).newest((part,))
+        params = ParamSet(manifest["version"], read_params(path, part))
+    with _serving(make(), params) as client:
+        yield client
+
+
+@contextmanager
+def _serving(inferencer: Inferencer, params: ParamSet) -> Iterator[InlineClient]:
+    """A client of an inferencer that has loaded `params`."""
     channel = LocalChannel("policy", shared=False, depth=1)
     channel.publish(params.version, params.params)
-    client = InlineClient(spec.inferencer(), ChannelSubscriber(channel))
+    client = InlineClient(inferencer, ChannelSubscriber(channel))
     try:
         client.sync()
         yield client

@@ -59,7 +59,7 @@ def _write_part(folder: Path, part: str, state: State, copies: int, told: list[s
     files: dict[str, str] = {}
     tensors: dict[str, Tensor] = {}
     sealed: dict[str, SealedChunk] = {}
-    if part == "params":
+    if part == "params" or part.startswith("params-"):  # plain files, which other programs can read
         tensors = {k: v.detach().cpu().contiguous() for k, v in state.items()}
     else:
         text = json.dumps(encode(state, tensors, sealed)).encode()
@@ -384,8 +384,8 @@ def read_parts(path: Path) -> dict[str, State]:
     return {name: read_part(path, name) for name in names}
 
 
-def read_params(path: Path) -> dict[str, Tensor]:
-    """The published parameters of a checkpoint."""
+def read_params(path: Path, part: str = "params") -> dict[str, Tensor]:
+    """The published parameters of a checkpoint: those of the leading trainer, or another `part` (`params-NAME`)."""
     from safetensors.torch import load_file
 
-    return dict(load_file(path / "params.safetensors"))
+    return dict(load_file(path / f"{part}.safetensors"))

@@ -380,6 +380,8 @@ class Ledger:
         if "length" in event["extra"]:
             row["lengths"] = [int(n) for n in event["extra"]["length"]]
         row |= {name: int(sum(event["extra"][name])) for name in ("cut", "crashed") if name in event["extra"]}
+        if event.get("tables"):
+            row["tables"] = event["tables"]
         self.last_eval = row
         try:
             self._call(self._callbacks.on_eval, row)

@@ -14,14 +14,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runnel.core.config import default_at, override
+from runnel.core.config import default_at, flat, override
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.resolve import called, load_module
 from runnel.graphs.experiment import Experiment
 from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.llm.tasks.config import DataConfig
 from runnel.run.names import RECIPES
-from runnel.run.zoo import zoo_settings
+from runnel.run.zoo import without_unused, zoo_settings
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,13 @@ def _is_path(value: str) -> bool:
 
 def configure(recipe: Recipe, settings: Mapping[str, object]) -> RunConfig:
     """The recipe's config with `settings` laid over it; a budget that is named replaces the recipe's own."""
-    return one_budget(override(begin(recipe, settings), settings), settings)
+    config = override(begin(recipe, settings), settings)
+    return one_budget(without_unused(recipe.name, config, given=names_given(settings)), settings)
+
+
+def names_given(settings: Mapping[str, object]) -> set[str]:
+    """Dotted names of the settings in `settings`, which may be nested and may be written with hyphens."""
+    return {name.replace("-", "_") for name in flat(settings)}
 
 
 def begin(recipe: Recipe, settings: Mapping[str, object]) -> RunConfig:

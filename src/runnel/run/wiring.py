@@ -303,6 +303,7 @@ class _Wiring:
             self.clock,
             evaluation=spec.make(),
             client=client,
+            others={name: self._inline(self._fast(make()), channel) for name, (make, channel) in spec.others.items()},
             every=config.eval.every,
             progress=self.progress,
             recorder=recorder,

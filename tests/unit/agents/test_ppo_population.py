@@ -101,7 +101,7 @@ def test_an_evaluation_tells_members_apart():
     evaluation = PopulationEvaluation(lambda n: None, members=2, episodes=3, most_envs=2, seed=0)
 
     class Fixed:
-        def run(self, client, *, round_index, progress):
+        def run(self, clients, *, round_index, progress):
             return EvalResult([1.0, 2.0, 3.0, 10.0, 20.0, 30.0], {"length": [1.0] * 6})
 
     evaluation._all = Fixed()

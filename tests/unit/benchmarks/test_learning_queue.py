@@ -9,10 +9,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from benchmarks.learning import one, report, run
+from benchmarks.learning import one, pages, report, run
 from benchmarks.learning.entries import ENTRIES, Learning, Score
+from benchmarks.learning.settings import changed, settings_today
 
 import runnel as rl
+from runnel.core.config import to_data
+from runnel.run import registry
 
 GOAL = Score("train_return", "last 100", 490.0, 6.0, "somebody")
 ENTRY = Learning("toy", "a toy", "ppo", 2, (GOAL,), {"env": "CartPole-v1", "net.hidden": (64, 64)})
@@ -64,6 +67,61 @@ def test_where_a_run_is_made_does_not_make_it_another(tmp_path, calls):
     assert calls == ["1"]
 
 
+@pytest.fixture
+def zoo(monkeypatch):
+    """A zoo of its own, which a test may change."""
+    table = {"ppo": {"CartPole-v1": {"ppo.gamma": 0.9}}}
+    monkeypatch.setattr("runnel.run.zoo.ZOO", table)
+    return table["ppo"]["CartPole-v1"]
+
+
+def test_a_result_is_stale_once_the_zoo_or_a_default_is_another(tmp_path, monkeypatch, zoo):
+    calls = []
+
+    def answer(python, script, arguments, *, limit_s):
+        calls.append(arguments[3])
+        config = registry.configure(
+            registry.load_recipe("ppo"), {**json.loads(arguments[1]), "name": "a-run", "device": "meta"}
+        )
+        return {**ANSWER, "status": "finished", "eval_return": 480.0, "config": to_data(config)}
+
+    monkeypatch.setattr(run, "run_once", answer)
+    monkeypatch.setattr(pages, "OUT", tmp_path / "out")
+    train(1, tmp_path)
+    (row,) = report.read_seeds("toy", tmp_path / "out")
+    assert row["config"] == settings_today(ENTRY)
+    assert row["config"]["ppo.gamma"] == 0.9
+    assert not {"name", "device", "seed"} & set(row["config"])
+    assert train(1, tmp_path).endswith("done before")
+    assert pages.measured(ENTRY)[0].endswith("table.md)")
+
+    before = run.run_name(ENTRY, 1)
+    zoo["ppo.gamma"] = 0.95
+    assert changed(row, ENTRY) == {"ppo.gamma": (0.9, 0.95)}
+    assert pages.measured(ENTRY)[0].endswith("table.md), stale: measured with `ppo.gamma` 0.9")
+    assert "Stale: measured with `ppo.gamma` 0.9, which" in report.page(ENTRY, [row])
+    assert run.run_name(ENTRY, 1) != before, "what the former run left must not be taken for this one's"
+    train(1, tmp_path)
+    assert calls == ["1", "1"]
+    assert pages.measured(ENTRY)[0].endswith("table.md)")
+
+
+def test_of_a_result_without_its_settings_nothing_is_said(tmp_path, calls, zoo):
+    train(1, tmp_path)
+    (row,) = report.read_seeds("toy", tmp_path / "out")
+    zoo["ppo.gamma"] = 0.95
+    assert "config" not in row
+    assert changed(row, ENTRY) == {}
+    assert train(1, tmp_path).endswith("done before")
+
+
+@pytest.mark.parametrize(("page", "table"), [("evidence/results.md", pages.results), ("reference/zoo.md", pages.zoo)])
+def test_tables_of_the_docs_are_those_of_the_results(page, table):
+    text = (pages.DOCS / page).read_text(encoding="utf-8")
+    _, _, rest = text.partition(pages.BEGIN)
+    assert rest.partition(pages.END)[0].strip() == table().strip(), "run python -m benchmarks.learning.pages"
+
+
 def test_a_cut_seed_is_gone_on_with_and_never_gives_way_to_one_that_came_less_far(tmp_path, monkeypatch):
     answers = [{**ANSWER, "status": "cut", "steps": 600}, {**ANSWER, "status": "cut", "steps": 400}, {"error": "fell over"}]
     limits = []
@@ -101,6 +159,7 @@ def test_a_limit_cuts_a_run_and_the_next_attempt_ends_it(tmp_path):
     watch = one.Watch(60.0)
     last = one.scores(one.finish("ppo", settings, seed=1, folder=folder, watch=watch), cut=watch.cut)
     assert (last["status"], last["steps"]) == ("finished", 4096)
+    assert last["config"]["num_steps"] == 64
     assert last["curve"][-1] == [4096, pytest.approx(last["train_return"], abs=1e-3)]
 
 

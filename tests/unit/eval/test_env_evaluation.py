@@ -49,7 +49,7 @@ def replay(seed, row, episode):
 def test_exactly_the_first_episodes_of_each_environment_count():
     evaluation = EnvEvaluation(lambda: make_vector("CartPole-v1", 3, seed=0, index0=3), episodes=8, seed=9)
     seen = []
-    result = evaluation.run(Greedy(), round_index=2, progress=lambda done, total: seen.append((done, total)))
+    result = evaluation.run({"policy": Greedy()}, round_index=2, progress=lambda done, total: seen.append((done, total)))
     seed = make_seed(9, "eval", 2)
     expected = [replay(seed, 3 + row, k) for row, quota in enumerate((3, 3, 2)) for k in range(quota)]
     assert result.returns == expected
@@ -60,28 +60,28 @@ def test_exactly_the_first_episodes_of_each_environment_count():
 
 def test_rounds_are_repeatable_and_differ():
     evaluation = EnvEvaluation(lambda: make_vector("CartPole-v1", 2, seed=0), episodes=6, seed=9)
-    first, second = (evaluation.run(Greedy(), round_index=i).returns for i in (0, 1))
+    first, second = (evaluation.run({"policy": Greedy()}, round_index=i).returns for i in (0, 1))
     assert first != second
-    assert evaluation.run(Greedy(), round_index=0).returns == first
+    assert evaluation.run({"policy": Greedy()}, round_index=0).returns == first
 
 
 def test_short_episodes_are_not_favoured():
     lengths = iter([2, 50])
     evaluation = EnvEvaluation(lambda: make_vector(lambda: Counter(next(lengths)), 2, seed=0), episodes=4, seed=0)
     client = Greedy(lambda rows: torch.ones(2, dtype=torch.int64))
-    assert evaluation.run(client, round_index=0).extra["length"] == [2, 2, 50, 50]
+    assert evaluation.run({"policy": client}, round_index=0).extra["length"] == [2, 2, 50, 50]
 
 
 def test_masks_and_noise_reach_the_policy():
     evaluation = EnvEvaluation(lambda: make_vector(MaskedBandit, 2, seed=0), episodes=4, seed=0, noise_size=3)
     client = Greedy(lambda rows: (rows["action_mask"] * torch.arange(1, 5)).argmax(1))
-    assert min(evaluation.run(client, round_index=0).returns) >= 1 / 3
+    assert min(evaluation.run({"policy": client}, round_index=0).returns) >= 1 / 3
     assert client.rows[0] == {"obs": (2, 1), "noise": (2, 3), "action_mask": (2, 4)}
 
 
 def test_tensor_environments_are_evaluated_too():
     evaluation = EnvEvaluation(lambda: make_vector("tensor:CartPole-v1", 4, seed=0), episodes=10, seed=0)
-    assert len(evaluation.run(Greedy(), round_index=0).returns) == 10
+    assert len(evaluation.run({"policy": Greedy()}, round_index=0).returns) == 10
 
 
 def test_a_client_that_never_answers_is_named(monkeypatch):
@@ -89,7 +89,7 @@ def test_a_client_that_never_answers_is_named(monkeypatch):
     monkeypatch.setattr(Greedy, "ready", lambda self, ticket: None)
     evaluation = EnvEvaluation(lambda: make_vector("CartPole-v1", 1, seed=0), episodes=1, seed=0)
     with pytest.raises(DataError, match="inline client"):
-        evaluation.run(Greedy(), round_index=0)
+        evaluation.run({"policy": Greedy()}, round_index=0)
 
 
 class Still:
@@ -130,7 +130,7 @@ def always(action):
 def test_an_environment_without_a_limit_of_its_own_is_cut():
     """CliffWalking ends only at the goal; who always goes up pays 1 a step for ever."""
     evaluation = EnvEvaluation(lambda: make_vector("CliffWalking-v1", 2, seed=0), episodes=5, seed=0, max_steps=50)
-    result = evaluation.run(always(0), round_index=0)
+    result = evaluation.run({"policy": always(0)}, round_index=0)
     assert result.returns == [-50.0] * 5
     assert result.extra == {"length": [50.0] * 5, "cut": [1.0] * 5}
 
@@ -140,7 +140,7 @@ def test_an_episode_that_ends_at_the_limit_by_itself_is_not_cut():
         evaluation = EnvEvaluation(
             lambda n=length: make_vector(lambda: Counter(n), 1, seed=0), episodes=2, seed=0, max_steps=20
         )
-        result = evaluation.run(always(1), round_index=0)
+        result = evaluation.run({"policy": always(1)}, round_index=0)
         assert result.extra["length"] == [20.0, 20.0]
         assert ("cut" in result.extra) == cut
 
@@ -149,7 +149,7 @@ def test_an_episode_that_was_cut_counts_once_and_its_environment_goes_on():
     """Row 0 is cut at 20 of 30 steps, and ends by itself while row 1 plays; then only a reset helps."""
     lengths = iter([30, 7])
     vector = make_vector(lambda: Counter(next(lengths)), 2, seed=0)
-    result = EnvEvaluation(lambda: vector, episodes=10, seed=0, max_steps=20).run(always(1), round_index=0)
+    result = EnvEvaluation(lambda: vector, episodes=10, seed=0, max_steps=20).run({"policy": always(1)}, round_index=0)
     assert result.extra["length"] == [20.0] * 5 + [7.0] * 5
     assert result.extra["cut"] == [1.0] * 5 + [0.0] * 5
 
@@ -157,7 +157,7 @@ def test_an_episode_that_was_cut_counts_once_and_its_environment_goes_on():
 def test_returns_are_those_until_the_cut():
     """Against plain Gymnasium, episode by episode."""
     evaluation = EnvEvaluation(lambda: make_vector("Pendulum-v1", 2, seed=0), episodes=2, seed=4, max_steps=13)
-    result = evaluation.run(Greedy(lambda rows: torch.zeros(len(rows["obs"]), 1)), round_index=0)
+    result = evaluation.run({"policy": Greedy(lambda rows: torch.zeros(len(rows["obs"]), 1))}, round_index=0)
     expected = []
     for row in range(2):
         env = gym.make("Pendulum-v1")
@@ -193,7 +193,7 @@ RESTART = VectorConfig(backend="serial", on_error="restart")
 
 def test_episodes_that_crashed_keep_their_place_and_are_told():
     evaluation = EnvEvaluation(lambda: make_vector(Flaky, 4, seed=0, config=RESTART), episodes=26, seed=9)
-    result = evaluation.run(always(1), round_index=0)
+    result = evaluation.run({"policy": always(1)}, round_index=0)
     quotas = (7, 7, 6, 6)
     seeds = [episode_seed(make_seed(9, "eval", 0), row, k) for row, quota in enumerate(quotas) for k in range(quota)]
     assert 3 <= sum(map(breaks, seeds)) <= 20
@@ -210,7 +210,7 @@ def test_members_of_a_population_keep_their_own_episodes_when_some_crash():
         return make_vector(Flaky, num, seed=0, config=RESTART)
 
     evaluation = PopulationEvaluation(make, members=2, episodes=6, most_envs=2, seed=9)
-    result = evaluation.run(always(1), round_index=0)
+    result = evaluation.run({"policy": always(1)}, round_index=0)
     seed = make_seed(9, "eval", 0)
     for member in range(2):
         seeds = [episode_seed(seed, 2 * member + row, k) for row in range(2) for k in range(3)]
@@ -224,12 +224,12 @@ def test_an_evaluation_of_which_nothing_is_left_is_refused(monkeypatch):
     with pytest.raises(
         DataError, match=r"all 2 episodes of an evaluation crashed; the first: RuntimeError: the simulator broke"
     ):
-        evaluation.run(always(1), round_index=0)
+        evaluation.run({"policy": always(1)}, round_index=0)
 
 
 def test_an_interrupted_evaluation_ends_at_once_and_begins_again():
     evaluation = EnvEvaluation(lambda: make_vector("CartPole-v1", 2, seed=0), episodes=6, seed=9)
-    whole = evaluation.run(Greedy(), round_index=3)
+    whole = evaluation.run({"policy": Greedy()}, round_index=3)
     calls = []
 
     def stop(done, total):
@@ -239,9 +239,9 @@ def test_an_interrupted_evaluation_ends_at_once_and_begins_again():
 
     client = Greedy()
     with pytest.raises(EvaluationInterrupted):
-        evaluation.run(client, round_index=3, progress=stop)
+        evaluation.run({"policy": client}, round_index=3, progress=stop)
     assert len(client.rows) == 5, "progress is told after each step"
-    assert evaluation.run(Greedy(), round_index=3) == whole
+    assert evaluation.run({"policy": Greedy()}, round_index=3) == whole
 
 
 def test_evaluate_cuts_and_warns():

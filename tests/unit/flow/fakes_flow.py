@@ -173,7 +173,8 @@ class FakeEvaluation:
         self.faults: list[dict[str, Any]] = []
         self.closed = self.stop = False
 
-    def run(self, client: Any, *, round_index: int, progress: Any = None) -> EvalResult:
+    def run(self, clients: Any, *, round_index: int, progress: Any = None) -> EvalResult:
+        client = clients["policy"]
         if self.stop:
             raise EvaluationInterrupted
         self.runs.append((client.version, round_index))

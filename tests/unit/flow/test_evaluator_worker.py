@@ -60,7 +60,14 @@ def test_the_event_carries_the_result() -> None:
     worker, evaluation = evaluator(channel_of(2), every=1)
     worker.poll()
     (event,) = worker.drain()
-    assert event == {"kind": "eval", "version": 2, "returns": [2000.0], "extra": {"length": [3.0]}, "samples": [{"text": "a"}]}
+    assert event == {
+        "kind": "eval",
+        "version": 2,
+        "returns": [2000.0],
+        "extra": {"length": [3.0]},
+        "samples": [{"text": "a"}],
+        "tables": {},
+    }
     worker.close()
     assert evaluation.closed
 

@@ -221,8 +221,8 @@ def test_evaluation_is_greedy_on_unseen_prompts():
     client.sync()
     seen = []
     evaluation = TextEvaluation(task, TOKENIZER, num_prompts=4, max_tokens=MAX_TOKENS, seed=0, num_shown=2)
-    result = evaluation.run(client, round_index=0, progress=lambda done, total: seen.append((done, total)))
-    assert result.returns == evaluation.run(client, round_index=1).returns
+    result = evaluation.run({"policy": client}, round_index=0, progress=lambda done, total: seen.append((done, total)))
+    assert result.returns == evaluation.run({"policy": client}, round_index=1).returns
     assert [s["prompt"] for s in result.samples] == [e.text for e in task.eval[:2]]
     assert result.returns[0] == len(result.samples[0]["completion"]) == result.samples[0]["reward"]
     assert seen[-1] == (4, 4)

@@ -173,7 +173,7 @@ def test_stop_texts_count_in_evaluation_in_chat_and_in_greedy_baselines():
     client = FakeClient(follow(experiment.evaluation.inferencer(), script))
     client.published[0] = ParamSet(0, model_params(policy.model))
     client.sync()
-    result = evaluation.run(client, round_index=0)
+    result = evaluation.run({"policy": client}, round_index=0)
     assert [s["completion"] for s in result.samples] == ["abcd", "abcd"]
     evaluation.close()
 

@@ -60,7 +60,7 @@ def test_every_reward_that_an_evaluation_waits_for_is_progress(client):
         return [1.0]
 
     evaluation = evaluation_of(task_of([RewardComponent("r", slow, run="thread")]))
-    evaluation.run(client, round_index=0)
+    evaluation.run({"policy": client}, round_index=0)
     evaluation.close()
     assert seen == sorted(set(seen)), "between two rewards something came back"
 
@@ -73,7 +73,7 @@ def test_pass_at_k_counts_samples_beside_the_greedy_answer(client):
         return [float(sum(map(ord, completions[0])) % 2 == 0)]
 
     evaluation = evaluation_of(task_of(even), samples=6, pass_k=(1, 2, 6))
-    result = evaluation.run(client, round_index=0)
+    result = evaluation.run({"policy": client}, round_index=0)
     assert len(result.returns) == 3
     assert [len(v) for v in seen.values()] == [7, 7, 7]
     assert len(set(seen["aa"][1:])) > 1
@@ -83,9 +83,9 @@ def test_pass_at_k_counts_samples_beside_the_greedy_answer(client):
     for k in (1, 2, 6):
         assert result.extra[f"pass@{k}"] == pytest.approx([pass_at_k(6, c, k) for c in counts])
     assert result.extra["pass@1"] <= result.extra["pass@6"]
-    again = evaluation_of(task_of(even), samples=6, pass_k=(1, 2, 6)).run(client, round_index=0)
+    again = evaluation_of(task_of(even), samples=6, pass_k=(1, 2, 6)).run({"policy": client}, round_index=0)
     assert again == result
-    other = evaluation.run(client, round_index=1)
+    other = evaluation.run({"policy": client}, round_index=1)
     assert other.returns == result.returns
     evaluation.close()
 
@@ -98,7 +98,7 @@ def test_samples_without_a_verdict_are_left_out(client):
             raise ValueError("no")
         return [1.0]
 
-    result = evaluation_of(task_of(shaky), samples=2, pass_k=(1, 2)).run(client, round_index=0)
+    result = evaluation_of(task_of(shaky), samples=2, pass_k=(1, 2)).run({"policy": client}, round_index=0)
     assert sum(result.extra["failed"]) == 3
     assert result.extra["judged"] == [1.0, 1.0, 1.0]
     assert result.extra["pass@1"] == [1.0, 1.0, 1.0]
@@ -109,9 +109,9 @@ def test_bad_settings_and_long_prompts(client):
     task = task_of(lambda p, c: [0.0], ("a", "b" * 40, "c"))
     with pytest.raises(ConfigError, match=r"eval\.pass_k.*from 1 to eval\.samples = 2"):
         evaluation_of(task, samples=2, pass_k=(4,))
-    result = evaluation_of(task, max_prompt=20).run(client, round_index=0)
+    result = evaluation_of(task, max_prompt=20).run({"policy": client}, round_index=0)
     assert (len(result.returns), result.extra["too_long"]) == (2, [0.0, 1.0, 0.0])
     with pytest.raises(DataError, match="all 3 evaluation prompts are longer than 2 tokens"):
         evaluation_of(task, max_prompt=2)
     with pytest.raises(DataError, match="got a reward: no verdict"):
-        evaluation_of(task_of(lambda p, c: [None])).run(client, round_index=0)
+        evaluation_of(task_of(lambda p, c: [None])).run({"policy": client}, round_index=0)

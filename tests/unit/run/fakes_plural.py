@@ -15,6 +15,7 @@ import torch
 from fakes_run import Adder, experiment
 from torch import Tensor
 
+from runnel.core.contracts.evaluation import EvalResult, ResultTable
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.learning import Update
 from runnel.core.contracts.samples import SampleReader, SampleWriter
@@ -25,7 +26,7 @@ from runnel.flow.inference.function import FunctionInferencer
 from runnel.flow.staleness import LagRule
 from runnel.flow.workers.trainer import Phase
 from runnel.flow.workers.transform import StatelessTransform
-from runnel.graphs.experiment import Experiment, InferenceStream, TrainerSpec, TransformSpec
+from runnel.graphs.experiment import EvaluationSpec, Experiment, InferenceStream, TrainerSpec, TransformSpec
 
 
 class Label(StatelessTransform):
@@ -177,6 +178,18 @@ def judge() -> FunctionInferencer:
     return FunctionInferencer(lambda rows: Batch(x=rows["x"] / 2))
 
 
+class Match:
+    """Asks the policy and the critic, and tells both in a table."""
+
+    def run(self, clients: Any, *, round_index: int, progress: Any = None) -> EvalResult:
+        found = {name: client.ready(client.submit(Batch(x=torch.zeros(1)))) for name, client in clients.items()}
+        scores = {name: float(reply.rows["x"][0]) for name, reply in found.items()}
+        table = ResultTable(list(scores), ["score", "version"], [[scores[n], float(found[n].version)] for n in scores])
+        return EvalResult([scores["policy"]], tables={"scores": table})
+
+    def close(self) -> None: ...
+
+
 def plural(*, lossy: bool = False, archive: type[Archive] = Archive, **settings: Any) -> Experiment:
     e = experiment(**settings)
     label = LagRule(lag=1, batch=3, exact=False)
@@ -194,6 +207,7 @@ def plural(*, lossy: bool = False, archive: type[Archive] = Archive, **settings:
         e,
         streams=(play, labels),
         staleness={**e.staleness, "labels": label},
+        evaluation=EvaluationSpec(Match, Adder, {"critic": (Adder, "worth"), "judge": (judge, "")}),
         inference=(*e.inference, InferenceStream(judge, name="judge", params="", max_bytes=512)),
         transforms=(
             TransformSpec("label", lambda incarnation: Label(), reads=("play",), writes=("labels",), asks=("judge",)),

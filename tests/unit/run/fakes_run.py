@@ -115,7 +115,8 @@ class Adder:
 
 
 class Measure:
-    def run(self, client: Any, *, round_index: int, progress: Any = None) -> EvalResult:
+    def run(self, clients: Any, *, round_index: int, progress: Any = None) -> EvalResult:
+        client = clients["policy"]
         reply = client.ready(client.submit(Batch(x=torch.zeros(1))))
         return EvalResult([float(reply.rows["x"][0])])
 

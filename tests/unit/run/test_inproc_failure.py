@@ -28,7 +28,7 @@ def session_of(e: Experiment, path: Path) -> Session:
 
 
 class FailingMeasure(Measure):
-    def run(self, client: Any, *, round_index: int, progress: Any = None) -> Any:
+    def run(self, clients: Any, *, round_index: int, progress: Any = None) -> Any:
         raise RuntimeError("no display")
 
 

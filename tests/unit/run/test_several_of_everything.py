@@ -13,6 +13,7 @@ import torch
 from fakes_plural import Archive, Critic, InParts, Label, plural
 from fakes_run import experiment, group_of, run
 
+from runnel.core.contracts.evaluation import ResultTable
 from runnel.core.errors import ConfigError, DataError
 from runnel.flow.staleness import StalenessConfig
 from runnel.flow.workers.trainer import Budget, Phase, TrainerWorker
@@ -188,6 +189,27 @@ def test_a_checkpoint_has_the_parameters_of_every_trainer(tmp_path: Path) -> Non
     assert torch.equal(parts["params-critic"]["w"], worker(group, "critic").learner.w)
 
 
+# ---------------------------------------------------------------------------------------------------------- evaluations
+def test_an_evaluation_asks_several_policies_and_gives_a_table() -> None:
+    group = group_of(plural())
+    group.start()
+    evals = [e for e in run(group, 100) if e["kind"] == "eval"]
+    assert len(evals) == 10
+    table = evals[-1]["tables"]["scores"]
+    assert (sorted(table["rows"]), table["columns"]) == (["critic", "judge", "policy"], ["score", "version"])
+    found = dict(zip(table["rows"], table["values"], strict=True))
+    assert found["policy"] == [pytest.approx(evals[-1]["returns"][0]), 20.0]
+    assert found["critic"][0] > 0
+    assert 0 < found["critic"][1] < 20
+    assert found["judge"] == [0.0, 0.0]
+
+
+def test_a_table_that_does_not_fit_its_names_is_refused() -> None:
+    with pytest.raises(DataError, match=r"a table of 2 x 1 names has 1 rows of \[1\] values"):
+        ResultTable(["a", "b"], ["x"], [[1.0]])
+    assert ResultTable(["a"], ["x"], [[float("nan")]]).as_data()["values"] == [[None]]
+
+
 # ------------------------------------------------------------------------------------------------------ batches in parts
 def in_parts(staleness: StalenessConfig) -> Experiment:
     e = experiment(num_actors=3, staleness=staleness)
@@ -261,7 +283,7 @@ def test_placement_and_the_graph_in_words() -> None:
     assert "actor-0, actor-1 --play[T=2 x B=1; 4 slots; shm]--> trainer, label, archive" in text
     assert "label --labels[B=1; 6 slots; shm]--> critic" in text
     assert "label ==ask judge==> inline" in text
-    assert "critic ~~worth~~> trainer" in text
+    assert "critic ~~worth~~> trainer, evaluator" in text
     kinds = {w["name"]: w["kind"] for w in dataflow(e, place(e))["workers"]}
     assert (kinds["label"], kinds["critic"], kinds["archive"]) == ("transform", "trainer", "transform")
 
@@ -327,12 +349,16 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
         r"transforms = 'critic': two workers have this name",
     ),
     "two publishers of one channel": (
-        lambda e: with_critic(replace_loads(e, ()), channel="policy"),
+        lambda e: with_critic(replace(replace_loads(e, ()), evaluation=None), channel="policy"),
         r"critic\.channel = 'policy': 'trainer' publishes it already",
     ),
     "a channel that nobody publishes": (
         lambda e: replace_loads(e, ("wroth",)),
         r"trainer\.loads = 'wroth': no other trainer publishes this channel; there are: worth",
+    ),
+    "an evaluation of a channel that nobody publishes": (
+        lambda e: replace(e, evaluation=replace(e.evaluation, others={"critic": (Critic, "worht")})),
+        r"evaluation\.critic = 'worht': nobody publishes this parameter channel; there are: policy, worth",
     ),
     "a trainer whose phases end": (
         lambda e: with_critic(e, phases=(Phase({"labels": 3}, until=3),)),

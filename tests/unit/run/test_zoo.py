@@ -10,6 +10,7 @@ import pytest
 import runnel as rl
 from runnel.cli.main import main
 from runnel.core.config import flat, to_data
+from runnel.core.errors import UnusedSettingError
 from runnel.run import registry
 from runnel.run.zoo import ZOO, about_zoo, zoo_settings
 
@@ -48,6 +49,41 @@ def test_a_run_says_what_it_took_and_what_it_left_out():
     assert "zoo = False" in left
     assert about_zoo("ppo", configured("ppo", env="CartPole-v1")) == []
     assert about_zoo("sft", configured("sft")) == []
+
+
+def test_a_setting_of_the_zoo_that_nothing_would_read_is_left_out_and_told():
+    settings = {"env": "LunarLander-v3", "staleness": {"mode": "sync"}}
+    config = configured("impala", **settings)
+    assert config.staleness.max_lag == configured("impala", zoo=False).staleness.max_lag
+    assert config.impala.gamma == 0.995, "the others are taken"
+    registry.build("impala", config)
+    (told,) = about_zoo("impala", config)
+    taken, _, left_out = told.partition("; not taken, because nothing would read it in this run: ")
+    assert left_out == "staleness.max_lag = 1 (is of a window; set staleness.mode window)"
+    assert "staleness" not in taken
+    assert "not taken" not in about_zoo("impala", configured("impala", env="LunarLander-v3"))[0]
+
+
+@pytest.mark.parametrize(
+    "own", [{"staleness": {"mode": "sync", "max_lag": 1}}, {"staleness.mode": "sync", "staleness.max-lag": 1}]
+)
+def test_the_users_own_setting_that_nothing_reads_is_still_refused(own):
+    config = configured("impala", env="LunarLander-v3", **own)
+    with pytest.raises(UnusedSettingError, match=r"staleness\.max_lag = 1: is of a window"):
+        registry.build("impala", config)
+
+
+def test_the_command_line_leaves_out_what_its_flags_make_unused(tmp_path, capsys):
+    command = ["train", "impala", "--env", "LunarLander-v3", "--dry-run"]
+    assert main([*command, "--staleness.mode", "sync"]) == 0
+    assert "not taken, because nothing would read it in this run: staleness.max_lag = 1" in capsys.readouterr().out
+    assert main([*command, "--staleness.mode", "sync", "--staleness.max-lag", "1"]) == 2
+    assert "staleness.max_lag = 1: is of a window" in capsys.readouterr().err
+    file = tmp_path / "sync.toml"
+    file.write_text('[staleness]\nmode = "sync"\n')
+    assert main([*command, "--config", str(file)]) == 0
+    file.write_text('[staleness]\nmode = "sync"\nmax_lag = 1\n')
+    assert main([*command, "--config", str(file)]) == 2
 
 
 def test_a_recipe_of_a_file_and_another_environment_take_nothing(tmp_path):

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from runnel.core.contracts.inference import InferenceClient
+from runnel.core.errors import DataError
 from runnel.core.state import Plain, WorkerEvent
+
+POLICY = "policy"
+"""The client of an evaluation that serves the policy which is measured."""
+Clients = Mapping[str, InferenceClient]
 
 
 class Evaluation(Protocol):
-    """A measurement of a policy on separate tasks: the score of each episode, and a few samples to show."""
+    """A measurement of a policy on separate tasks: the score of each episode, and a few samples to show.
 
-    def run(self, client: InferenceClient, *, round_index: int, progress: Progress | None = None) -> EvalResult: ...
+    `clients` has the policy that is measured (`POLICY`), and whatever else the evaluation asks, under the names that its
+    `EvaluationSpec` gives: another team's policy, a critic, a judge.
+    """
+
+    def run(self, clients: Clients, *, round_index: int, progress: Progress | None = None) -> EvalResult: ...
 
     def close(self) -> None: ...
 
@@ -30,6 +40,26 @@ class Progress(Protocol):
     def __call__(self, done: int, total: int) -> None: ...
 
 
+@dataclass(frozen=True)
+class ResultTable:
+    """A table of numbers that an evaluation found beside returns: a matrix of pay-offs, scores by turn. NaN: not measured."""
+
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[float]]
+
+    def __post_init__(self) -> None:
+        shape = (len(self.rows), {len(row) for row in self.values})
+        if shape != (len(self.values), {len(self.columns)}) and self.values:
+            found = f"{len(self.values)} rows of {sorted(shape[1])} values"
+            raise DataError(f"a table of {len(self.rows)} x {len(self.columns)} names has {found}; give each name its values")
+
+    def as_data(self) -> dict[str, Plain]:
+        """The table as plain data, for the files of a run: NaN becomes None."""
+        values = [[None if math.isnan(x) else float(x) for x in row] for row in self.values]
+        return {"rows": list(self.rows), "columns": list(self.columns), "values": values}
+
+
 @dataclass
 class EvalResult:
     """Scores of the episodes of one evaluation (`returns`), other per-episode numbers, and a few samples to read.
@@ -42,6 +72,8 @@ class EvalResult:
     extra: dict[str, list[float]] = field(default_factory=dict)
     samples: list[WorkerEvent] = field(default_factory=list)
     faults: list[WorkerEvent] = field(default_factory=list)
+    tables: dict[str, ResultTable] = field(default_factory=dict)
+    """Tables by title; reports and the board show those of the last evaluation."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from runnel.core.clock import Clock
-from runnel.core.contracts.evaluation import EpisodeRecorder, Evaluation, Progress
+from runnel.core.contracts.evaluation import POLICY, EpisodeRecorder, Evaluation, Progress
 from runnel.core.disk import refused
 from runnel.core.errors import EvaluationInterrupted
 from runnel.core.state import State
@@ -35,6 +35,7 @@ class EvaluatorWorker(Worker):
         *,
         evaluation: Evaluation,
         client: InlineClient,
+        others: Mapping[str, InlineClient] | None = None,
         every: int,
         progress: Progress | None = None,
         recorder: EpisodeRecorder | None = None,
@@ -45,6 +46,7 @@ class EvaluatorWorker(Worker):
         self._keep = keep
         self._recorder, self._record_every = recorder, record_every
         self._evaluation, self._client, self._every, self._progress = evaluation, client, every, progress
+        self._clients = {**(others or {}), POLICY: client}
         self._round = 0
         self._last = -1
         self.owes = False
@@ -53,18 +55,22 @@ class EvaluatorWorker(Worker):
     def poll(self) -> int:
         if not self._every or self._client.newest() < (max(self._last, 0) // self._every + 1) * self._every:
             return 0
+        if any(client.newest() < 0 for client in self._clients.values()):  # another trainer has published nothing yet
+            return 0
         self.evaluate()
         return 1
 
     def evaluate(self) -> None:
         """Measure the newest version now, unless it was measured already."""
-        ready = self._client.sync()
-        self._events.extend(self._client.events())
+        ready = True
+        for client in self._clients.values():
+            ready = client.sync() and ready
+            self._events.extend(client.events())
         if not ready or self._client.version == self._last:
             return
         try:
             with self.timer.stage("evaluate"):
-                result = self._evaluation.run(self._client, round_index=self._round, progress=self._progress)
+                result = self._evaluation.run(self._clients, round_index=self._round, progress=self._progress)
         except EvaluationInterrupted:
             self._give_up("evaluation", owes=True)
             return
@@ -79,6 +85,7 @@ class EvaluatorWorker(Worker):
                 "returns": result.returns,
                 "extra": result.extra,
                 "samples": result.samples,
+                "tables": {title: table.as_data() for title, table in result.tables.items()},
             }
         )
         if self._keep is not None and (problem := self._keep(self._last, result.returns, self._client.params)):

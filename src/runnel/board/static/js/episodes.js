@@ -10,12 +10,14 @@ export class Episodes {
     this.stage = h("div", { class: "stage" });
     this.spread = h("div", { class: "grid" });
     this.notes = h("div", {});
-    this.element = h("div", {}, this.notes, this.stage, this.list, h("h2", {}, "Last evaluation"), this.spread);
+    this.tables = h("div", {});
+    this.element = h("div", {}, this.notes, this.stage, this.list, h("h2", {}, "Last evaluation"), this.spread, this.tables);
   }
 
   async update(d) {
     const { returns, lengths } = d.returns;
     fill(this.spread, returns?.length ? histogram("Return", returns) : h("p", { class: "soft" }, "No evaluation yet."), lengths?.length ? histogram("Length", lengths) : null);
+    fill(this.tables, d.tables.map(resultTable));
     if (!d.has.episodes) {
       fill(this.notes, h("p", { class: "soft" }, "No episodes were recorded. Train with ", h("code", {}, "--record.videos 2"), ", or record the trained policy: ", h("code", {}, `runnel record ${d.path}`)));
       return;
@@ -58,6 +60,15 @@ function total(rewards) {
   const sums = rewards.map((r) => (sum += r)), low = Math.min(0, ...sums), high = Math.max(0, ...sums), span = high - low || 1;
   const points = sums.map((s, i) => `${((600 * (i + 1)) / sums.length).toFixed(1)},${(58 - (56 * (s - low)) / span).toFixed(1)}`);
   return h("polyline", { points: `0,${58 - (56 * (0 - low)) / span} ${points.join(" ")}` });
+}
+
+/** A table of an evaluation (pay-offs, scores by turn): the higher a value, the stronger its cell. */
+export function resultTable({ title, rows, columns, values }) {
+  const known = values.flat().filter((v) => v !== null), low = Math.min(...known), span = Math.max(...known) - low || 1;
+  const shade = (v) => (v === null ? {} : { background: `color-mix(in srgb, var(--c0) ${Math.round((55 * (v - low)) / span)}%, transparent)` });
+  return h("figure", { class: "result" }, h("figcaption", {}, h("b", {}, title)), h("table", {},
+    h("thead", {}, h("tr", {}, h("th", {}), columns.map((c) => h("th", { scope: "col" }, c)))),
+    h("tbody", {}, rows.map((name, i) => h("tr", {}, h("th", { scope: "row" }, name), values[i].map((v) => h("td", { class: "n", style: shade(v) }, short(v))))))));
 }
 
 /** How often values of each size occur. */
