@@ -23,7 +23,7 @@ from runnel.graphs.unused import all_of, unused_by_learner, unused_on_data
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.export import save_scorer
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
-from runnel.llm.learning.sharded import make_learner
+from runnel.llm.learning.sharded import learner_class
 from runnel.llm.model.causal_lm import ModelConfig, ScalarModel
 from runnel.llm.sampling.groups import pair_stream
 from runnel.llm.sampling.pairs import PairSampler, fitting
@@ -108,7 +108,7 @@ def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> 
     def learner(ranks: Collective) -> TokenLearner:
         body = task.trained_model(c.learner)
         model = ScalarModel(body) if scores else body
-        made = make_learner(
+        made = learner_class(c.learner, ranks, c.device)(
             c.learner,
             model,
             algorithms={"pairs": algorithm},

@@ -29,7 +29,7 @@ from runnel.llm.export import save_policy
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.learning.recording import GroupRecorder
 from runnel.llm.learning.reference import REFERENCE, ReferenceEngine, ReferencePlan, message_bytes
-from runnel.llm.learning.sharded import make_learner
+from runnel.llm.learning.sharded import learner_class
 from runnel.llm.model.architecture import model_config
 from runnel.llm.model.causal_lm import ModelConfig, build_model, count_parameters, shared_copy
 from runnel.llm.model.lora import LoraConfig, check_adapters
@@ -165,7 +165,7 @@ class PromptTask:
         reference: ReferencePlan | None = None,
     ) -> TokenLearner:
         """The learner of one rank of the trainer, with an algorithm for each reader."""
-        made = make_learner(
+        made = learner_class(config, ranks, self._config.device)(
             config,
             self.trained_model(config),
             algorithms=algorithms,

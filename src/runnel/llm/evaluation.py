@@ -116,7 +116,10 @@ class TextEvaluation:
         if any(self._too_long):
             extra["too_long"] = self._too_long
         extra |= self._passes(verdicts)
-        shown = [self._shown(key, texts[key], totals[key]) for key in list(totals)[: self._num_shown]]
+        shown: list[State] = [
+            {"prompt": self._examples[key // each].text, "completion": texts[key], "reward": totals[key]}
+            for key in list(totals)[: self._num_shown]
+        ]
         return EvalResult(list(totals.values()), extra, shown)
 
     def _passes(self, verdicts: dict[int, Verdict]) -> dict[str, list[float]]:
@@ -130,9 +133,6 @@ class TextEvaluation:
             counts.append((len(totals), sum(total >= self._pass_reward - 1e-9 for total in totals)))
         out = {f"pass@{k}": [pass_at_k(n, c, k) for n, c in counts if n >= k] for k in self._pass_k}
         return {**out, "passed": [float(c) for _, c in counts], "judged": [float(n) for n, _ in counts]}
-
-    def _shown(self, key: int, text: str, reward: float) -> State:
-        return {"prompt": self._examples[key // len(self._temperatures)].text, "completion": text, "reward": reward}
 
     def close(self) -> None:
         self._pool.close()

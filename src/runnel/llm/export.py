@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from runnel.llm.model.causal_lm import ScalarModel, load_model_params, save_model
+from runnel.llm.model.causal_lm import ScalarModel, load_model_params
 from runnel.llm.model.loading import no_progress_bars
 from runnel.llm.model.lora import Adapters, MergedModel, merged_params, save_adapters
 from runnel.llm.tokenize import PlainTokenizer, Tokenizer
@@ -20,22 +20,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER = "adapter"
-"""The folder of adapters in that of their model."""
+"""Name of the folder of adapters, inside the folder of their model."""
 
 
 def save_policy(model: PreTrainedModel, params: Mapping[str, Tensor], tokenizer: Tokenizer, folder: Path) -> None:
-    """A causal language model with the weights `params`: what `AutoModelForCausalLM` and `--model` take. Adapters are merged
-    into those that `model` has; they lie in `adapter` too, as peft loads them."""
+    """Save a causal language model with the weights `params`, as `AutoModelForCausalLM` and `--model` load it. Adapters are
+    merged into the weights of `model`; the folder `adapter` has them as peft loads them."""
     plain, adapters = Adapters.split(params)
     if plain:
         load_model_params(model, plain, bind=False)
-    beside = None if adapters is None else lambda path: save_adapters(model, adapters, str(path / ADAPTER))
     MergedModel(model).load(adapters)
-    _save(model, tokenizer, folder, beside)
+    _save(model, tokenizer, folder, adapters)
 
 
 def save_scorer(model: PreTrainedModel, params: Mapping[str, Tensor], tokenizer: Tokenizer, folder: Path) -> None:
-    """A reward model on the body of `model`, as `AutoModelForSequenceClassification` with one output.
+    """Save a reward model on the body of `model`, as `AutoModelForSequenceClassification` with one output.
 
     `runnel_rows` in its config says how its rows were made: a prompt (as chat or plain), an answer and the end of its turn.
     transformers reads the score at the last token that is not padding. Where padding is the very token that ends rows, that
@@ -56,15 +55,15 @@ def save_scorer(model: PreTrainedModel, params: Mapping[str, Tensor], tokenizer:
     _save(scorer, tokenizer, folder)
 
 
-def _save(model: PreTrainedModel, tokenizer: Tokenizer, folder: Path, more: Callable[[Path], None] | None = None) -> None:
-    """Written beside, then moved: a folder that is there is whole."""
+def _save(model: PreTrainedModel, tokenizer: Tokenizer, folder: Path, adapters: Adapters | None = None) -> None:
+    """Write the files to another folder and then rename it, so that `folder` is never seen incomplete."""
     beside = folder.with_name(folder.name + ".new")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     with no_progress_bars():
-        save_model(model, beside)
+        model.save_pretrained(str(beside))
     tokenizer.save(beside)
-    if more is not None:
-        more(beside)
+    if adapters is not None:
+        save_adapters(model, adapters, str(beside / ADAPTER))
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)

@@ -1,4 +1,4 @@
-"""What `load` gives back for a language model: something that chats."""
+"""The policy that `load` returns for a language model: it continues conversations."""
 
 from __future__ import annotations
 
@@ -31,11 +31,9 @@ class ChatPolicy:
         max_tokens: int,
         temperature: float = 1.0,
         stop: Sequence[str] = (),
-        version: int = 0,
-        seed: int = 0,
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self._max_tokens, self._temperature, self._stop, self._seed = max_tokens, temperature, tuple(stop), seed
+        self._max_tokens, self._temperature, self._stop = max_tokens, temperature, tuple(stop)
         self.engine = NativeEngine(
             model,
             num_slots=1,
@@ -43,7 +41,7 @@ class ChatPolicy:
             eos_id=tokenizer.end_ids,
             decode_text=tokenizer.spell,
         )
-        self.engine.load_params(ParamSet(version, model_params(model), shared=True))
+        self.engine.load_params(ParamSet(0, model_params(model), shared=True))
         self._num_calls = 0
 
     def chat(self, messages: Sequence[Message], *, max_tokens: int | None = None, deterministic: bool = True) -> str:
@@ -55,7 +53,7 @@ class ChatPolicy:
         request = make_request(
             self._num_calls,
             prompt,
-            seed=make_seed(self._seed, "chat", self._num_calls),
+            seed=make_seed(0, "chat", self._num_calls),
             max_tokens=self._max_tokens if max_tokens is None else max_tokens,
             sampling=SamplingConfig(0.0 if deterministic else self._temperature, stop=self._stop),
         )
@@ -69,4 +67,4 @@ class ChatPolicy:
         return self.chat(messages_of(obs), deterministic=deterministic)
 
     def reset(self) -> None:
-        """Nothing to forget: a conversation is passed whole."""
+        """Does nothing: each call passes the whole conversation."""

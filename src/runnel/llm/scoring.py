@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ScoreEngine(OnePassEngine):
-    """Answers requests of `tokens` with their `score` `[1]`, read at the last one (core `Inferencer`).
+    """Replies to requests of `tokens` with their `score` `[1]`, read at the last token (core `Inferencer`).
 
     A step scores up to `max_rows` requests in one forward pass.
     """
@@ -71,7 +71,7 @@ class PairEvaluation:
         return EvalResult([float(m > 0) for m in margins], {"margin": margins}, samples)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is nothing to release."""
 
 
 class ScoringPolicy:
@@ -82,7 +82,7 @@ class ScoringPolicy:
         self._context = num_positions(model.config)
 
     def score(self, prompt: str | Sequence[Message], answer: str) -> float:
-        """What the model thinks of an answer: only differences between answers to one prompt mean something."""
+        """The score of an answer. Only differences between the scores of answers to one prompt mean something."""
         tokens = [*self.tokenizer.render(messages_of(prompt)), *self.tokenizer.answer(answer)]
         check_room(len(tokens), self._context)
         self.engine.submit([Request(0, Batch(tokens=torch.tensor(tokens)))])
@@ -92,4 +92,4 @@ class ScoringPolicy:
         return self.score(*obs)
 
     def reset(self) -> None:
-        """Nothing to forget."""
+        """Does nothing: a score depends on nothing before it."""

@@ -20,6 +20,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 """Who may speak in a conversation; which of them a model knows is up to its template."""
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>")
 FILE_NAME = "char_tokenizer.json"
+SAVED = {"kind": "bytes", "specials": list(SPECIALS)}
+"""What `CharTokenizer` writes to that file."""
 STAND_IN = "0123456789"
 """An answer that is sought in what a template makes of it."""
 
@@ -124,49 +126,15 @@ class CharTokenizer:
     def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
         out = list(tokens)
         for message in messages:
-            out += [self._role(message["role"]), *self.encode(message["content"])]
-            if message["role"] == "assistant":
+            if (role := message["role"]) not in self._roles:
+                raise DataError(f"message role {role!r} is unknown; use one of {', '.join(self._roles)}")
+            out += [self._roles[role], *self.encode(message["content"])]
+            if role == "assistant":
                 out.append(self.eos_id)
         return [*out, self._roles["assistant"]]
 
-    def mask(self, tokens: Sequence[int]) -> list[bool]:
-        """Which tokens the assistant wrote, its eos included: what a loss may train on.
-
-        >>> t = CharTokenizer()
-        >>> t.mask([1, 4, 103, 5, 104, 2])
-        [False, False, False, False, True, True]
-        """
-        speaking, out = False, []
-        for token in tokens:
-            if token in self._roles.values():
-                out.append(False)
-                speaking = token == self._roles["assistant"]
-            else:
-                out.append(speaking)
-                speaking = speaking and token != self.eos_id
-        return out
-
-    def parse(self, tokens: Sequence[int]) -> list[Message]:
-        """The messages of a conversation in tokens: the inverse of `render`, for reading."""
-        names = {v: k for k, v in self._roles.items()}
-        found: list[tuple[str, list[int]]] = []
-        for token in tokens:
-            if token in names:
-                found.append((names[token], []))
-            elif found:
-                found[-1][1].append(token)
-        if found and found[-1] == ("assistant", []):
-            found.pop()
-        return [{"role": role, "content": self.decode(ids)} for role, ids in found]
-
     def save(self, folder: str | Path) -> None:
-        data = {"kind": "bytes", "specials": list(SPECIALS)}
-        (Path(folder) / FILE_NAME).write_text(json.dumps(data, indent=1))
-
-    def _role(self, role: str) -> int:
-        if role not in self._roles:
-            raise DataError(f"message role {role!r} is unknown; use one of {', '.join(self._roles)}")
-        return self._roles[role]
+        (Path(folder) / FILE_NAME).write_text(json.dumps(SAVED, indent=1))
 
 
 class HFTokenizer:
@@ -222,13 +190,13 @@ class HFTokenizer:
     def spell(self, tokens: Sequence[int]) -> str:
         return str(self._inner.decode(list(tokens), skip_special_tokens=False))
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        return self._template(messages)
+    def render(self, messages: Sequence[Message], *, prompt: bool = True) -> list[int]:
+        return self.encode(self._text(messages, prompt=prompt))
 
     def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """The ids stay; the template's text for the new turns is taken from its rendering after a stand-in first turn."""
         before: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "?"}]
-        stem, full = self._template(before, prompt=False), self._template([*before, *messages])
+        stem, full = self.render(before, prompt=False), self.render([*before, *messages])
         if full[: len(stem)] != stem:
             raise DataError(
                 "the chat template rewrites earlier turns, so turns cannot be appended; render the whole conversation"
@@ -249,18 +217,13 @@ class HFTokenizer:
             tail = self._text(talk, prompt=False).rpartition(STAND_IN)[2]
         except RunnelError:
             return "", self.eos_id
-        special = {*self._inner.all_special_tokens, *(t.content for t in self._specials())}
+        added = (token.content for token in self._inner.added_tokens_decoder.values() if token.special)
+        special = {*self._inner.all_special_tokens, *added}
         found = [(at, -len(token), token) for token in special if token and (at := tail.find(token)) >= 0]
         if not found:
             return "", self.eos_id
         at, _, token = min(found)
         return tail[:at], int(self._inner.convert_tokens_to_ids(token))
-
-    def _specials(self) -> list[Any]:
-        return [token for token in self._inner.added_tokens_decoder.values() if token.special]
-
-    def _template(self, messages: Sequence[Message], *, prompt: bool = True) -> list[int]:
-        return self.encode(self._text(messages, prompt=prompt))
 
     def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
         from jinja2 import TemplateError
@@ -294,18 +257,9 @@ class PlainTokenizer:
     """
 
     def __init__(self, inner: Tokenizer) -> None:
-        self._inner = inner
         self.vocab_size, self.eos_id, self.pad_id, self.bos_id = inner.vocab_size, inner.eos_id, inner.pad_id, inner.bos_id
         self.end_ids = inner.end_ids
-
-    def encode(self, text: str) -> list[int]:
-        return self._inner.encode(text)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self._inner.decode(tokens)
-
-    def spell(self, tokens: Sequence[int]) -> str:
-        return self._inner.spell(tokens)
+        self.encode, self.decode, self.spell, self.save = inner.encode, inner.decode, inner.spell, inner.save
 
     def answer(self, text: str) -> list[int]:
         return [*self.encode(text), self.eos_id]
@@ -316,9 +270,6 @@ class PlainTokenizer:
 
     def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
         return [*tokens, *self.encode("\n" + "\n".join(m["content"] for m in messages) + "\n")]
-
-    def save(self, folder: str | Path) -> None:
-        self._inner.save(folder)
 
 
 def check_round_trip(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
@@ -349,7 +300,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     path = Path(folder)
     if (path / FILE_NAME).is_file():
         data = json.loads((path / FILE_NAME).read_text())
-        if data != {"kind": "bytes", "specials": list(SPECIALS)}:
+        if data != SAVED:
             raise DataError(f"{path / FILE_NAME} describes another tokenizer than this version's CharTokenizer")
         rows = embedding_rows(path)
         if rows is not None and rows < CharTokenizer.vocab_size:

@@ -9,8 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 pytest.importorskip("numba")
 
-from runnel.kernels.lm.numba import attention_loops, block_loops, cache_loops, token_loops
-from runnel.kernels.lm.numba.loop_maths import exp, floats, take
+from runnel.kernels.lm.numba import attention_loops, block_loops, cache_loops
+from runnel.kernels.lm.numba.loop_maths import exp, floats, pieces
 from runnel.kernels.lm.numba.loops import Loop, loops
 from runnel.llm.engines import requests
 from runnel.llm.model import attention, blocks, logprobs
@@ -19,6 +19,8 @@ from runnel.llm.model.attention import PackedRows, packed_attention
 from runnel.llm.model.weights import Weight
 
 ROWS = [0, 1, 7, 700]
+NUMBERS = ("last", "position", "count", "left", "active", "sane", "top_k")
+"""The whole numbers of a row of an engine."""
 HEADS = [(4, 4, 32), (6, 2, 8), (3, 1, 20), (2, 2, 48)]
 
 
@@ -46,7 +48,7 @@ def in_torch(monkeypatch):
 @Loop
 def _exponentials(words):
     x, out = floats(words[4]), floats(words[5])
-    while take(words) < words[1]:
+    for _ in pieces(words):
         for i in range(words[3]):
             out[i] = exp(x[i])
 
@@ -157,25 +159,34 @@ def _in_two(num):
     return [num] if num < 4 else [3, num - 3]
 
 
+def drawn(logits, heat, uniform):
+    """A token for each row and its log-probability, as an engine draws them."""
+    rows = requests.SlotRows(len(logits), 1, device=torch.device("cpu"))
+    rows.left[:], rows.active[:], rows.sane[:] = 2, 1, 1
+    rows.heat[:], rows.uniforms[:, 0] = heat, uniform
+    rows.draw(logits, torch.arange(len(logits)))
+    return rows.tokens[:, 0], rows.logprobs[:, 0]
+
+
 @pytest.mark.parametrize("size", [1, 7, 256, 257, 5000])
 @pytest.mark.parametrize("rows", [0, 1, 40])
 def test_a_draw_is_the_one_of_torch(size, rows, in_torch):
     logits, heat, uniform = 3 * torch.randn(rows, size), torch.rand(rows) + 0.3, torch.rand(rows, dtype=torch.float64)
     heat[::5] = 0.0
     logits[:, 1::3] = -torch.inf
-    found = logprobs.draw(logits, heat=heat, uniform=uniform)
-    torch.testing.assert_close(found, in_torch(logprobs.draw, logits, heat=heat, uniform=uniform), atol=1e-5, rtol=1e-5)
+    found = drawn(logits, heat, uniform)
+    torch.testing.assert_close(found, in_torch(drawn, logits, heat, uniform), atol=1e-5, rtol=1e-5)
 
 
 def test_a_draw_at_the_end_has_a_probability_and_broken_logits_show():
     logits = torch.tensor([[0.0, 1.0, -torch.inf], [0.0, torch.nan, 1.0], [torch.inf, 0.0, 0.0]])
-    token, logprob = token_loops.draw(logits, torch.ones(3), torch.ones(3, dtype=torch.float64))
+    token, logprob = drawn(logits, torch.ones(3), torch.ones(3, dtype=torch.float64))
     assert int(token[0]) == 1
     assert torch.isnan(logprob).tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize("drawn", [False, True])
-def test_recording_tokens(drawn, in_torch):
+@pytest.mark.parametrize("limited", [False, True])
+def test_recording_tokens(limited, in_torch):
     both = [requests.SlotRows(6, 4, device=torch.device("cpu")) for _ in range(2)]
     for rows in both:
         rows.left[:] = torch.tensor([1, 2, 3, 3, 3, 4])
@@ -186,10 +197,10 @@ def test_recording_tokens(drawn, in_torch):
         index = torch.tensor([0, 1, 2, 3, 4])
         token, logprob = torch.tensor([7, 7, 7 if step else 3, 7, 7]), torch.randn(5)
         logprob[4] = torch.nan if step == 1 else 0.5
-        given = (index, token, logprob, torch.randn(5) if drawn else None)
+        given = (index, token, logprob, torch.randn(5) if limited else None)
         both[0].record(*given)
         in_torch(both[1].record, *given)
-        for name in (*requests.NUMBERS, "tokens", "logprobs", "drawn"):
+        for name in (*NUMBERS, "tokens", "logprobs", "drawn"):
             assert torch.equal(getattr(both[0], name).nan_to_num(9.0), getattr(both[1], name).nan_to_num(9.0)), name
 
 
@@ -206,7 +217,7 @@ def test_drawing_and_recording_in_one(size, in_torch):
         logits[4, 2] = torch.nan if step == 1 else 0.5
         both[0].draw(logits, index)
         in_torch(both[1].draw, logits, index)
-        for name in (*requests.NUMBERS, "tokens"):
+        for name in (*NUMBERS, "tokens"):
             known = torch.tensor([0, 1, 4, 3, 5] if step else [0, 1, 2, 3, 4, 5])  # a broken row has some token
             assert torch.equal(getattr(both[0], name)[known], getattr(both[1], name)[known]), name
         torch.testing.assert_close(both[0].logprobs, both[1].logprobs, atol=1e-5, rtol=1e-5, equal_nan=True)

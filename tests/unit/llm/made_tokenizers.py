@@ -1,11 +1,15 @@
-"""Tokenizers of one token a byte with the chat templates of model families, saved as Hugging Face folders."""
+"""Tokenizers of one token a byte with the chat templates of model families, saved as Hugging Face folders; and conversations
+read back from the tokens of a `CharTokenizer`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+from runnel.llm.tokenize import CharTokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -59,3 +63,29 @@ def family(folder: Path, name: str) -> Path:
         "no-end": lambda: save_tokenizer(folder, NO_END, eos="</s>"),
         "no-template": lambda: save_tokenizer(folder, None, eos="</s>", bos="<s>"),
     }[name]()
+
+
+ROLES = {3: "system", 4: "user", 5: "assistant"}
+"""The roles of a `CharTokenizer`, by the tokens that mark them."""
+
+
+def written_by_assistant(tokens: Sequence[int]) -> list[bool]:
+    """Which tokens the assistant wrote, its eos included: what a loss may train on."""
+    speaking, out = False, []
+    for token in tokens:
+        out.append(speaking and token not in ROLES)
+        speaking = ROLES[token] == "assistant" if token in ROLES else speaking and token != CharTokenizer.eos_id
+    return out
+
+
+def messages_in(tokens: Sequence[int]) -> list[dict[str, str]]:
+    """The messages of a conversation in tokens: the inverse of `CharTokenizer.render`."""
+    found: list[tuple[str, list[int]]] = []
+    for token in tokens:
+        if token in ROLES:
+            found.append((ROLES[token], []))
+        elif found:
+            found[-1][1].append(token)
+    if found and found[-1] == ("assistant", []):
+        found.pop()
+    return [{"role": role, "content": CharTokenizer().decode(ids)} for role, ids in found]

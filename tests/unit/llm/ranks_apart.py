@@ -20,7 +20,7 @@ from runnel.core.sharding.param_shards import ParamShard
 from runnel.flow.collective import TorchCollective
 from runnel.flow.transports.shm import ShmChannel
 from runnel.llm.learning.learner import TokenLearnerConfig
-from runnel.llm.learning.sharded import make_learner
+from runnel.llm.learning.sharded import learner_class
 from runnel.llm.model.causal_lm import build_model
 
 
@@ -64,7 +64,8 @@ def sharded(ranks: Any, name: str, reader: str, **changes: Any) -> Any:
     settings: Any = {"max_mismatch": 1e9, "precision": "float64", "max_grad_norm": 1e9, "warmup_updates": 1, "shard": True}
     config = TokenLearnerConfig(**(settings | changes))
     model = build_model(SIZES, VOCAB, seed=0)
-    return make_learner(config, model, algorithms={reader: ALGORITHMS[name]()}, collective=ranks, device="cpu")
+    made = learner_class(config, ranks, "cpu")
+    return made(config, model, algorithms={reader: ALGORITHMS[name]()}, collective=ranks, device="cpu")
 
 
 def channel_of(pid: int, fd: int) -> ShmChannel:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fakes_llm import FakeStream
+from made_tokenizers import messages_in
 from made_tokens import group
 
 from runnel.core.contracts.inference import Inferencer, Request
@@ -163,7 +164,7 @@ def prompts_of(experiment, steps):
     for _ in range(steps):
         sampler.step({}, {"pairs": stream})
     rows = [s.arrays["tokens"][: s.arrays["row_length"][0]].tolist() for s in stream.committed]
-    return {TOKENIZER.parse(row)[0]["content"] for row in rows}
+    return {messages_in(row)[0]["content"] for row in rows}
 
 
 def test_the_sampler_writes_chosen_then_rejected_and_goes_on_where_it_was():

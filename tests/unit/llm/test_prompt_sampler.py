@@ -25,6 +25,7 @@ from runnel.llm.tokenize import CharTokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fakes_llm import FakeClient, FakeStream
+from made_tokenizers import messages_in, written_by_assistant
 
 TOKENIZER = CharTokenizer()
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
@@ -72,7 +73,7 @@ def test_a_group_becomes_one_segment_with_the_engines_own_ids():
     first = stream.take(2)[0]
     a, h = first.arrays, first.header
     prompt = TOKENIZER.render(
-        [{"role": "user", "content": TOKENIZER.parse(a["tokens"][: a["prompt_length"][0]].tolist())[0]["content"]}]
+        [{"role": "user", "content": messages_in(a["tokens"][: a["prompt_length"][0]].tolist())[0]["content"]}]
     )
     assert (h.group_id, h.version_min, h.version_max, h.used["N"]) == (h.sample_id, 0, 0, int(a["row_length"].sum()))
     for row in range(N):
@@ -201,10 +202,10 @@ def test_demonstrations_need_no_inference():
     a = stream.take(1)[0].arrays
     for start, length in zip(a["row_start"].tolist(), a["row_length"].tolist(), strict=True):
         tokens = a["tokens"][start : start + length].tolist()
-        user, assistant = TOKENIZER.parse(tokens)
+        user, assistant = messages_in(tokens)
         assert assistant["content"] == user["content"][::-1]
         assert tokens[-1] == TOKENIZER.eos_id
-        assert a["loss_mask"][start : start + length].tolist() == TOKENIZER.mask(tokens)
+        assert a["loss_mask"][start : start + length].tolist() == written_by_assistant(tokens)
     again = DemoSampler(task_of(), TOKENIZER, seed=5)
     again.restore(sampler.snapshot(), {})
     other = FakeStream(demo_stream(rows=4, max_length=20, capacity=3))

@@ -19,7 +19,7 @@ from runnel.core.sharding.batch_split import share_of
 from runnel.core.sharding.param_shards import join_pieces
 from runnel.flow.transports.shm import ShmChannel, anonymous_file
 from runnel.llm.learning.learner import TokenLearnerConfig
-from runnel.llm.learning.sharded import make_learner
+from runnel.llm.learning.sharded import learner_class
 from runnel.llm.model.causal_lm import ModelConfig, build_model
 from runnel.llm.model.sharded_model import ShardedModel
 from runnel.run.checkpoint import read_part, write_parts
@@ -98,7 +98,7 @@ def test_ranks_that_would_share_a_gpu_are_refused() -> None:
         world_size = 2
 
     with pytest.raises(ConfigError, match=r"device = 'cuda:0': with learner\.shard each rank has a GPU of its own; use cuda"):
-        make_learner(TokenLearnerConfig(shard=True), None, algorithms={}, collective=Two(), device="cuda:0")
+        learner_class(TokenLearnerConfig(shard=True), Two(), "cuda:0")
 
 
 PLACES = {"one node": (True, True, True), "a rank elsewhere": (True, False, True)}
@@ -118,7 +118,7 @@ def _publish(ranks: Any, channel: ShmChannel, here: tuple[bool, ...]) -> Any:
 
     reader, made = batches("grpo", 2)
     learner = sharded(ranks, "grpo", reader, precision="float32", recompute="block", offload=("optimiser", "reference"))
-    meeting, kept = Ranks(ranks, StageTimer(WallClock())), {}
+    meeting, kept = Ranks(ranks, StageTimer(WallClock()), "trainer"), {}
     for version, segments in enumerate(made, start=1):
         learner.update(learner.prepare({reader: share_of(segments, ranks.rank, ranks.world_size)}, progress=0.0))
         meeting.write(learner, channel, version, here=here[ranks.rank])

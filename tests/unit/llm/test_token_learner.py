@@ -88,7 +88,7 @@ def test_missing_channel_and_reader_are_named():
     with pytest.raises(ConfigError, match=r"learner\.lr"):
         TokenLearnerConfig(lr="quickly")
     both = {name: GRPO(GRPOConfig(), channels={"exact": 1.0}) for name in ("a", "b")}
-    with pytest.raises(ConfigError, match="'policy' is one of reader 'a' too"):
+    with pytest.raises(ConfigError, match="readers 'a' and 'b' both have a loss component 'policy'; names must be unique"):
         TokenLearner(TokenLearnerConfig(), build_model(SIZES, VOCAB, seed=0), algorithms=both)
 
 

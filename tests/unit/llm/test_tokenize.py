@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_tokenizers import family
+from made_tokenizers import family, messages_in, written_by_assistant
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.llm.tokenize import CharTokenizer, HFTokenizer, check_round_trip, load_tokenizer, make_tokenizer
@@ -30,8 +30,8 @@ def test_render_and_mask_and_parse():
     a, b, c, d, s = (6 + ord(x) for x in "abcds")
     tokens = t.render(messages)
     assert tokens == [1, 3, s, 4, a, b, 5, c, 2, 4, d, 5]
-    assert [x for x, m in zip(tokens, t.mask(tokens), strict=True) if m] == [c, 2]
-    assert t.parse(tokens) == messages
+    assert [x for x, m in zip(tokens, written_by_assistant(tokens), strict=True) if m] == [c, 2]
+    assert messages_in(tokens) == messages
 
 
 def test_a_turn_is_appended_to_the_engines_own_ids():
@@ -41,7 +41,7 @@ def test_a_turn_is_appended_to_the_engines_own_ids():
     longer = t.extend(prompt + completion, [{"role": "user", "content": "x"}])
     assert longer[: len(prompt) + 2] == prompt + completion
     assert longer[len(prompt) + 2 :] == [4, 6 + ord("x"), 5]
-    assert t.mask(longer)[len(prompt) : len(prompt) + 2] == [True, True]
+    assert written_by_assistant(longer)[len(prompt) : len(prompt) + 2] == [True, True]
 
 
 def test_unknown_role_and_folder():

@@ -27,7 +27,7 @@ from runnel.llm.engines.hf import truncate as truncate_one
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.engines.vllm import VllmConfig, VllmEngine
 from runnel.llm.engines.vllm_server import draw
-from runnel.llm.model.causal_lm import ModelConfig, build_model, load_model_params, model_params, save_model
+from runnel.llm.model.causal_lm import ModelConfig, build_model, load_model_params, model_params
 from runnel.testing.engines import check_engine
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +50,7 @@ def decode(tokens: Sequence[int]) -> str:
 
 def make_folder(folder: Path, *, tied: bool = True) -> Path:
     torch.set_num_threads(1)
-    save_model(build_model(sizes(tied), VOCABULARY, seed=0), folder)
+    build_model(sizes(tied), VOCABULARY, seed=0).save_pretrained(str(folder))
     return folder
 
 
@@ -306,7 +306,7 @@ def test_nothing_of_old_weights_stays(tmp_path: Path) -> None:
     """A head of its own, and prompts long enough that vLLM keeps their keys and values for the next request."""
     config = replace(sizes(tied=False), max_positions=512)
     model = build_model(config, VOCABULARY, seed=0)
-    save_model(model, tmp_path)
+    model.save_pretrained(str(tmp_path))
     prompt = [3 + i % 30 for i in range(300)]
     engine = VllmEngine(tmp_path, num_slots=8, max_length=400, eos_id=2, config=VllmConfig(python=PYTHON, threads=1))
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +11,7 @@ from runnel.core.bounds import bounded
 from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change
-from runnel.llm.algorithms.base import CLIP_METRICS, Component, Part, PolicyAlgorithm, PolicyConfig
+from runnel.llm.algorithms.base import CLIP_METRICS, Part, PolicyAlgorithm, PolicyConfig
 from runnel.losses.base import Loss
 from runnel.losses.token import truncated_loss
 from runnel.ops.credit import leave_one_out
@@ -37,23 +36,19 @@ class AIPO(PolicyAlgorithm):
     as a mean over tokens.
     """
 
-    def __init__(self, config: AIPOConfig, *, channels: Mapping[str, float], max_tokens: int = 0) -> None:
-        super().__init__(config, channels=channels, max_tokens=max_tokens)
-        self.max_ratio = config.max_ratio
+    config: AIPOConfig
+    metrics = CLIP_METRICS
 
     def credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Tensor:
         return leave_one_out(rewards, rows["group"])
 
-    def surrogate(self) -> Component:
-        def loss(part: Part, denominator: float) -> Loss:
-            return truncated_loss(
-                part.logprob,
-                part.fields["logprob"],
-                part.fields["advantage"],
-                weight=part.fields["weight"],
-                max_ratio=self.max_ratio,
-                denominator=denominator,
-                count=part.count,
-            )
-
-        return Component(loss, metrics=CLIP_METRICS, by_advantage=True)
+    def loss(self, part: Part, denominator: float) -> Loss:
+        return truncated_loss(
+            part.outputs["logprob"],
+            part.fields["logprob"],
+            part.fields["advantage"],
+            weight=part.fields["weight"],
+            max_ratio=self.config.max_ratio,
+            denominator=denominator,
+            count=part.count,
+        )

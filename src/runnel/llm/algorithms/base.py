@@ -4,8 +4,7 @@ An annotation says for every token of which kind it is (`component`), how much i
 pushed (`advantage`). The learner sums the components and never learns an algorithm's name.
 
 `PolicyAlgorithm` is what policy algorithms share: the row's reward, credit spread over its tokens, and the optional KL and
-entropy components. An algorithm overrides `credit` (how good was a row), `surrogate` (which loss its tokens get), and perhaps
-`aggregation`.
+entropy components. An algorithm overrides `credit` (how good was a row), `loss` (of the tokens), and perhaps `aggregation`.
 """
 
 from __future__ import annotations
@@ -36,14 +35,15 @@ constant."""
 
 @dataclass(frozen=True)
 class Part:
-    """The tokens of one component in a micro-batch, and what the models say of them. All `[M]`.
+    """The tokens of one component in a micro-batch. All tensors are `[M]`.
 
-    `logprob` and `entropy` are of the policy (at the component's temperature), `score` is of a reward model, `value` of the
-    critic; only what the batch's components use is there. `fields` are the annotations; `row` and `unit` are numbered from 0.
-    `count` is the number of tokens of the component in the global batch, `version` that of the weights at the start of the
-    update.
+    `outputs` are what the models compute for the tokens, with gradients: `logprob` and `entropy` of the policy (at the
+    component's temperature), `score` of a reward model, `value` of the critic; those that the batch's components use. `fields`
+    are the annotations, such as the recorded `logprob`. `row` and `unit` are numbered from 0. `count` is the number of tokens
+    of the component in the global batch, `version` that of the weights at the start of the update.
     """
 
+    outputs: Batch
     fields: Batch
     row: Tensor
     unit: Tensor
@@ -51,34 +51,14 @@ class Part:
     num_units: int
     count: float
     version: int
-    outputs: Batch
-
-    @property
-    def logprob(self) -> Tensor:
-        return self.outputs["logprob"]
-
-    @property
-    def entropy(self) -> Tensor:
-        return self.outputs["entropy"]
-
-    @property
-    def score(self) -> Tensor:
-        return self.outputs["score"]
-
-    @property
-    def value(self) -> Tensor:
-        return self.outputs["value"]
 
     @staticmethod
     def of(part: MicroBatch, kind: int, outputs: Batch, *, count: float, version: int) -> Part:
         """The tokens of `kind`."""
-        at = part.kinds[kind]
-        if len(at) == len(part.target):
-            fields, out, row, unit = part.fields, outputs, part.row, part.unit
-        else:
-            fields, out = part.fields.map(lambda x: x[at]), outputs.map(lambda x: x[at])
-            row, unit = part.row[at], part.unit[at]
-        return Part(fields, row, unit, part.num_rows, part.num_units, count, version, out)
+        # most micro-batches hold one kind: a slice of everything makes views, where an index would copy
+        at = slice(None) if len(part.kinds[kind]) == len(part.target) else part.kinds[kind]
+        fields, outputs = part.fields.map(lambda x: x[at]), outputs.map(lambda x: x[at])
+        return Part(outputs, fields, part.row[at], part.unit[at], part.num_rows, part.num_units, count, version)
 
 
 @dataclass(frozen=True)
@@ -157,7 +137,7 @@ def sum_channels(rows: Mapping[str, Tensor], channels: Mapping[str, float]) -> T
     return torch.stack([weight * row_reward(rows, c).nan_to_num(0.0) for c, weight in channels.items()]).sum(dim=0)
 
 
-CLIP_METRICS = ("clip_fraction", "approx_kl")
+CLIP_METRICS: tuple[str, ...] = ("clip_fraction", "approx_kl")
 OPTIONAL = ("logprob", "policy_version", "reference_logprob", "proximal_logprob", "value")
 """Fields that go from joined rows into the annotated batch as they are."""
 
@@ -199,6 +179,8 @@ class PolicyAlgorithm:
     `max_tokens` is the longest completion."""
 
     aggregation: Aggregation = "token"
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """Names of the metrics of `loss`."""
     fresh_only: ClassVar[bool] = False
     """The loss has no importance weight: it is right on samples of the very weights that it changes, and on no others."""
 
@@ -213,8 +195,8 @@ class PolicyAlgorithm:
         """The advantage of each row. `[R] -> [R]`"""
         raise NotImplementedError
 
-    def surrogate(self) -> Component:
-        """The component of the sampled tokens."""
+    def loss(self, part: Part, denominator: float) -> Loss:
+        """The loss of the sampled tokens: a sum over them, divided by `denominator`."""
         raise NotImplementedError
 
     # --------------------------------------------------------------------------------------------------------- algorithm
@@ -224,7 +206,7 @@ class PolicyAlgorithm:
 
     @property
     def components(self) -> Mapping[str, Component]:
-        out = {"policy": self.surrogate()}
+        out = {"policy": Component(self.loss, metrics=self.metrics, by_advantage=True)}
         if self.config.kl_coef and self.config.kl_in == "loss":
             out["kl"] = Component(kl_component, coef=self.config.kl_coef, metrics=("kl",), denominator="policy")
         if self.config.entropy_coef:
@@ -233,17 +215,13 @@ class PolicyAlgorithm:
 
     def annotate(self, rows: Batch, collective: Collective) -> Batch:
         mask, length = rows["loss_mask"], rows["row_length"]
-        rewards = self.rewards(rows)
+        rewards = sum_channels(rows, self.channels)
         weight, share = aggregate(mask, length, self.aggregation, constant=float(self.max_tokens or 1))
         out = Batch({k: rows[k] for k in ("tokens", "row_length", *OPTIONAL) if k in rows})
         out |= {"component": mask.to(torch.int8) * POLICY, "weight": weight, "denominator/policy": share}
         out["unit"] = torch.arange(len(length))
         out["advantage"] = self.credit(self.shaped(rewards, rows), rows, collective)[row_index(length)] * mask
         return Batch(out | self.stats(rows, rewards))
-
-    def rewards(self, rows: Batch) -> Tensor:
-        """The weighted sum of the reward channels. `[R]`"""
-        return sum_channels(rows, self.channels)
 
     def shaped(self, rewards: Tensor, rows: Batch) -> Tensor:
         """Rewards as credit is given for them: minus `kl_coef` times the row's log-ratio to the reference, if that is
@@ -274,30 +252,26 @@ class PolicyAlgorithm:
         return Batch({f"stats/{k}": v for k, v in stats.items()})
 
 
-def clip_component(config: ClipConfig) -> Component:
-    """`losses.token.policy_loss` on the behaviour log-probabilities."""
-
-    def loss(part: Part, denominator: float) -> Loss:
-        return policy_loss(
-            part.logprob,
-            part.fields["logprob"],
-            part.fields["advantage"],
-            weight=part.fields["weight"],
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            denominator=denominator,
-            count=part.count,
-        )
-
-    return Component(loss, metrics=CLIP_METRICS, by_advantage=True)
+def clipped_loss(part: Part, denominator: float, config: ClipConfig) -> Loss:
+    """`losses.token.policy_loss` on the recorded log-probabilities."""
+    return policy_loss(
+        part.outputs["logprob"],
+        part.fields["logprob"],
+        part.fields["advantage"],
+        weight=part.fields["weight"],
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        denominator=denominator,
+        count=part.count,
+    )
 
 
 def kl_component(part: Part, denominator: float) -> Loss:
     """`losses.token.kl_loss`."""
     reference, weight = part.fields["reference_logprob"], part.fields["weight"]
-    return kl_loss(part.logprob, reference, weight=weight, denominator=denominator, count=part.count)
+    return kl_loss(part.outputs["logprob"], reference, weight=weight, denominator=denominator, count=part.count)
 
 
 def entropy_component(part: Part, denominator: float) -> Loss:
     """`losses.token.entropy_loss`."""
-    return entropy_loss(part.entropy, weight=part.fields["weight"], denominator=denominator)
+    return entropy_loss(part.outputs["entropy"], weight=part.fields["weight"], denominator=denominator)

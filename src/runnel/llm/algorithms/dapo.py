@@ -33,7 +33,6 @@ class DAPOConfig(GRPOConfig):
     """What a completion of `max_tokens` loses."""
 
     def unused(self) -> dict[str, str]:
-        """Settings that the algorithm, as it is set, does not read, and why."""
         penalty = {} if self.overlong_buffer else {"overlong_penalty": "no length is punished; set overlong_buffer"}
         return super().unused() | penalty
 
@@ -49,20 +48,20 @@ class DAPO(GRPO):
     `max_refills`: groups without signal never reach the learner, and other prompts take their place.
     """
 
+    config: DAPOConfig
     aggregation: Aggregation = "token"
 
     def __init__(self, config: DAPOConfig, *, channels: Mapping[str, float], max_tokens: int) -> None:
         super().__init__(config, channels=channels, max_tokens=max_tokens)
         if not 0 <= config.overlong_buffer <= max_tokens:
             raise ConfigError("dapo.overlong_buffer", config.overlong_buffer, f"must lie within max_tokens = {max_tokens}")
-        self.overlong = config
 
     def shaped(self, rewards: Tensor, rows: Batch) -> Tensor:
         return super().shaped(rewards, rows) + self.penalty(rows)
 
     def penalty(self, rows: Batch) -> Tensor:
         """What each completion loses for its length. `[R]`"""
-        c, num_rows = self.overlong, len(rows["row_length"])
+        c, num_rows = self.config, len(rows["row_length"])
         if not c.overlong_buffer:
             return torch.zeros(num_rows)
         length = row_sum(rows["loss_mask"].float(), row_index(rows["row_length"]), num_rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from runnel.core.bounds import bounded
 from runnel.core.resuming import OnResume, may_change
-from runnel.llm.algorithms.base import CLIP_METRICS, Aggregation, Component, Part
+from runnel.llm.algorithms.base import CLIP_METRICS, Aggregation, Part
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.losses.base import Loss
 from runnel.losses.token import decoupled_policy_loss, log_linear_proximal
@@ -33,7 +32,6 @@ class DecoupledConfig(GRPOConfig):
     """Upper end of that interval."""
 
     def unused(self) -> dict[str, str]:
-        """Settings that the algorithm, as it is set, does not read, and why."""
         why = "with proximal reuse the ratio is 1, and nothing is clipped; set proximal to forward or loglinear"
         return super().unused() | (dict.fromkeys(("clip_low", "clip_high"), why) if self.proximal == "reuse" else {})
 
@@ -49,41 +47,35 @@ class DecoupledPPO(GRPO):
     too.
     """
 
+    config: DecoupledConfig
     aggregation: Aggregation = "token"
-
-    def __init__(self, config: DecoupledConfig, *, channels: Mapping[str, float], max_tokens: int = 0) -> None:
-        super().__init__(config, channels=channels, max_tokens=max_tokens)
-        self.decoupled = config
+    metrics = (*CLIP_METRICS, "behaviour/outside", "behaviour/mean")
 
     @property
     def needs(self) -> frozenset[str]:
-        return super().needs | ({"proximal_logprob"} if self.decoupled.proximal == "forward" else set())
+        return super().needs | ({"proximal_logprob"} if self.config.proximal == "forward" else set())
 
-    def surrogate(self) -> Component:
-        c = self.decoupled
-
-        def loss(part: Part, denominator: float) -> Loss:
-            return decoupled_policy_loss(
-                part.logprob,
-                self._proximal(part),
-                part.fields["logprob"],
-                part.fields["advantage"],
-                weight=part.fields["weight"],
-                clip_low=c.clip_low,
-                clip_high=c.clip_high,
-                behaviour=c.behaviour,
-                behaviour_low=c.behaviour_low,
-                behaviour_high=c.behaviour_high,
-                denominator=denominator,
-                count=part.count,
-            )
-
-        return Component(loss, metrics=(*CLIP_METRICS, "behaviour/outside", "behaviour/mean"), by_advantage=True)
+    def loss(self, part: Part, denominator: float) -> Loss:
+        c = self.config
+        return decoupled_policy_loss(
+            part.outputs["logprob"],
+            self._proximal(part),
+            part.fields["logprob"],
+            part.fields["advantage"],
+            weight=part.fields["weight"],
+            clip_low=c.clip_low,
+            clip_high=c.clip_high,
+            behaviour=c.behaviour,
+            behaviour_low=c.behaviour_low,
+            behaviour_high=c.behaviour_high,
+            denominator=denominator,
+            count=part.count,
+        )
 
     def _proximal(self, part: Part) -> Tensor:
-        if self.decoupled.proximal == "forward":
+        if self.config.proximal == "forward":
             return part.fields["proximal_logprob"]
-        if self.decoupled.proximal == "reuse":
-            return part.logprob.detach()
+        if self.config.proximal == "reuse":
+            return part.outputs["logprob"].detach()
         made = part.fields["policy_version"]
-        return log_linear_proximal(part.logprob, part.fields["logprob"], made, version=part.version)
+        return log_linear_proximal(part.outputs["logprob"], part.fields["logprob"], made, version=part.version)

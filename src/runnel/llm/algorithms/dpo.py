@@ -63,7 +63,7 @@ class DPO:
 
     def _loss(self, part: Part, denominator: float) -> Loss:
         return dpo_loss(
-            part.logprob,
+            part.outputs["logprob"],
             part.fields["reference_logprob"],
             part.fields["advantage"],
             unit=part.unit,
@@ -74,7 +74,7 @@ class DPO:
 
 
 def _chosen_loss(part: Part, denominator: float) -> Loss:
-    return sft_loss(part.logprob, weight=(part.fields["advantage"] > 0).float(), denominator=denominator)
+    return sft_loss(part.outputs["logprob"], weight=(part.fields["advantage"] > 0).float(), denominator=denominator)
 
 
 class OnlineDPO(DPO):

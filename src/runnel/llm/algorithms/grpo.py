@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
-from runnel.llm.algorithms.base import Aggregation, ClipConfig, Component, PolicyAlgorithm, clip_component
+from runnel.llm.algorithms.base import CLIP_METRICS, Aggregation, ClipConfig, Part, PolicyAlgorithm, clipped_loss
+from runnel.losses.base import Loss
 from runnel.ops.credit import group_advantage
 
 
@@ -27,17 +27,15 @@ class GRPO(PolicyAlgorithm):
     A group in which every completion got the same reward says nothing (`groups_zero_signal`); it still counts in the mean.
     """
 
+    config: GRPOConfig
     aggregation: Aggregation = "sequence"
-
-    def __init__(self, config: GRPOConfig, *, channels: Mapping[str, float], max_tokens: int = 0) -> None:
-        super().__init__(config, channels=channels, max_tokens=max_tokens)
-        self.clip = config
+    metrics = CLIP_METRICS
 
     def credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Tensor:
         return group_advantage(rewards, rows["group"], scale=True)
 
-    def surrogate(self) -> Component:
-        return clip_component(self.clip)
+    def loss(self, part: Part, denominator: float) -> Loss:
+        return clipped_loss(part, denominator, self.config)
 
 
 class DrGRPO(GRPO):

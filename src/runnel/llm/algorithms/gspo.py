@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runnel.llm.algorithms.base import CLIP_METRICS, Component, Part
+from runnel.llm.algorithms.base import Part
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.losses.base import Loss
 from runnel.losses.token import sequence_policy_loss
@@ -27,19 +27,16 @@ class GSPO(GRPO):
     L   = -1/R sum_i min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)                        A_i as in GRPO
     """
 
-    def surrogate(self) -> Component:
-        def loss(part: Part, denominator: float) -> Loss:
-            return sequence_policy_loss(
-                part.logprob,
-                part.fields["logprob"],
-                part.fields["advantage"],
-                row=part.row,
-                num_rows=part.num_rows,
-                weight=part.fields["weight"],
-                clip_low=self.clip.clip_low,
-                clip_high=self.clip.clip_high,
-                denominator=denominator,
-                count=part.count,
-            )
-
-        return Component(loss, metrics=CLIP_METRICS, by_advantage=True)
+    def loss(self, part: Part, denominator: float) -> Loss:
+        return sequence_policy_loss(
+            part.outputs["logprob"],
+            part.fields["logprob"],
+            part.fields["advantage"],
+            row=part.row,
+            num_rows=part.num_rows,
+            weight=part.fields["weight"],
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+            denominator=denominator,
+            count=part.count,
+        )

@@ -13,7 +13,7 @@ from runnel.core.bounds import bounded
 from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change, stays
-from runnel.llm.algorithms.base import ClipConfig, Component, Part, PolicyAlgorithm, aggregate, clip_component
+from runnel.llm.algorithms.base import CLIP_METRICS, ClipConfig, Component, Part, PolicyAlgorithm, aggregate, clipped_loss
 from runnel.losses.base import Loss
 from runnel.losses.token import token_value_loss
 from runnel.ops.credit import last_of_row, row_index, token_gae
@@ -51,9 +51,8 @@ class TokenPPO(PolicyAlgorithm):
     The critic has an optimiser of its own (`learner.critic_lr`).
     """
 
-    def __init__(self, config: TokenPPOConfig, *, channels: Mapping[str, float], max_tokens: int = 0) -> None:
-        super().__init__(config, channels=channels, max_tokens=max_tokens)
-        self.ppo = config
+    config: TokenPPOConfig
+    metrics = CLIP_METRICS
 
     @property
     def needs(self) -> frozenset[str]:
@@ -62,12 +61,12 @@ class TokenPPO(PolicyAlgorithm):
     @property
     def components(self) -> Mapping[str, Component]:
         """Those of every policy algorithm, after the critic's warm-up, and the critic's own."""
-        start = self.ppo.critic_warmup
+        start = self.config.critic_warmup
         policy = {name: replace(component, start=start) for name, component in super().components.items()}
         return policy | {"value": Component(self._value_loss, uses="value", metrics=("value/mean", "value/return"))}
 
-    def surrogate(self) -> Component:
-        return clip_component(self.ppo)
+    def loss(self, part: Part, denominator: float) -> Loss:
+        return clipped_loss(part, denominator, self.config)
 
     def annotate(self, rows: Batch, collective: Collective) -> Batch:
         out = super().annotate(rows, collective)
@@ -78,11 +77,11 @@ class TokenPPO(PolicyAlgorithm):
             mask,
             row_index(length),
             num_rows=len(length),
-            gamma=self.ppo.gamma,
-            lam=self.ppo.gae_lambda,
+            gamma=self.config.gamma,
+            lam=self.config.gae_lambda,
         )
         stats = explained_variance(rows["value"][mask], returns[mask], collective)
-        if self.ppo.normalise:
+        if self.config.normalise:
             advantage = normalised(advantage, mask, collective)
         out |= {"advantage": advantage, "return": returns, "denominator/value": aggregate(mask, length, "token")[1]}
         return Batch(out | {"stats/value/explained_variance": stats})
@@ -108,7 +107,7 @@ class TokenPPO(PolicyAlgorithm):
     def _value_loss(self, part: Part, denominator: float) -> Loss:
         fields = part.fields
         return token_value_loss(
-            part.value, fields["value"], fields["return"], clip=self.ppo.value_clip, denominator=denominator
+            part.outputs["value"], fields["value"], fields["return"], clip=self.config.value_clip, denominator=denominator
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import DataError
 from runnel.core.records import Batch
-from runnel.llm.algorithms.base import Aggregation, Component, Part, PolicyAlgorithm, PolicyConfig
+from runnel.llm.algorithms.base import Aggregation, Part, PolicyAlgorithm, PolicyConfig
 from runnel.losses.base import Loss
 from runnel.losses.token import reinforce_loss
 from runnel.ops.credit import against_baseline_row, group_sum, leave_one_out, row_index, row_sum
@@ -34,8 +34,9 @@ class Reinforce(PolicyAlgorithm):
         total = collective.all_reduce(torch.stack([rewards.sum(), torch.tensor(float(len(rewards)))]))
         return rewards - total[0] / total[1]
 
-    def surrogate(self) -> Component:
-        return Component(_score_function, by_advantage=True)
+    def loss(self, part: Part, denominator: float) -> Loss:
+        fields = part.fields
+        return reinforce_loss(part.outputs["logprob"], fields["advantage"], weight=fields["weight"], denominator=denominator)
 
 
 class RLOO(Reinforce):
@@ -63,8 +64,3 @@ class ReMax(Reinforce):
         if not bool((group_sum(baseline.float(), rows["group"]) == 1).all()):
             raise DataError("ReMax needs one greedy row in each group, with none of its tokens in loss_mask")
         return against_baseline_row(rewards, rows["group"], baseline)
-
-
-def _score_function(part: Part, denominator: float) -> Loss:
-    fields = part.fields
-    return reinforce_loss(part.logprob, fields["advantage"], weight=fields["weight"], denominator=denominator)

@@ -39,4 +39,4 @@ class RewardModelling:
 
 def _loss(part: Part, denominator: float) -> Loss:
     sign = part.fields["advantage"]
-    return bradley_terry_loss(part.score, sign, unit=part.unit, num_units=part.num_units, denominator=denominator)
+    return bradley_terry_loss(part.outputs["score"], sign, unit=part.unit, num_units=part.num_units, denominator=denominator)

@@ -34,4 +34,4 @@ class SupervisedFineTuning:
 
 
 def _cross_entropy(part: Part, denominator: float) -> Loss:
-    return sft_loss(part.logprob, weight=part.fields["weight"], denominator=denominator)
+    return sft_loss(part.outputs["logprob"], weight=part.fields["weight"], denominator=denominator)

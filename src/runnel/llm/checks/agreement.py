@@ -1,4 +1,4 @@
-"""Engine and learner held against the model's own forward pass in plain transformers."""
+"""Compares engine and learner with the model's own forward pass in plain transformers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ENGINES: dict[str, Callable[..., Engine]] = {"native": partial(NativeEngine, prefill_tokens=10), "hf": HfEngine}
-"""Prompts come in chunks where an engine can take them so."""
+"""Prompts come in chunks where an engine can process them so."""
 LENGTHS = (3, 15, 9, 9, 1)
 """Prompts of a comparison: ragged, longer than a tiny window, one twice (rows of one prompt share its keys)."""
 MADE = 9
@@ -92,7 +92,7 @@ def _completions(
 
 @torch.no_grad()
 def own_logprobs(model: PreTrainedModel, row: Tensor) -> Tensor:
-    """What transformers itself says of every next token of one row. `[n] -> [n - 1, vocabulary]`"""
+    """Log-probabilities that transformers computes for every next token of one row. `[n] -> [n - 1, vocabulary]`"""
     logits: Tensor = model(input_ids=row[None, :-1].to(model.device), use_cache=False).logits[0]
     return torch.log_softmax(logits.float(), dim=-1).cpu()
 

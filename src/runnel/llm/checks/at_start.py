@@ -1,7 +1,7 @@
-"""What is compared before a run starts from a given model: engine and learner against plain transformers.
+"""Compares engine and learner with plain transformers, before a run starts from a given model.
 
 First on a tiny copy of its configuration, where windows are shorter than the prompts; then on the real weights, for a few
-seconds. What differs by more than rounding is refused, by the name of the family.
+seconds. A model for which they differ by more than rounding is refused, with the name of its family.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _found: dict[tuple[str, str], str | None] = {}
 
 
 def check_family(config: PretrainedConfig, *, engine: EngineKind = "native", device: str = "cpu", model: str = "") -> None:
-    """Raise a `ConfigError` for a configuration of transformers whose family does not agree, once for each configuration."""
+    """Raise a `ConfigError` if engine or learner differ from transformers on this config's family. Results are cached."""
     key = (config.to_json_string(use_diff=False), engine)
     if key not in _found:
         with without_loops() if device != "cpu" else nullcontext(), _quiet():
@@ -107,7 +107,7 @@ def _fix(tiny: PretrainedConfig, engine: EngineKind) -> str:
             if difference(compare(tiny, engine="hf")) is None:
                 return "use --engine.kind hf, or a model of another type"
         except FOREIGN:
-            pass  # what it raises was told already, by the other engine
+            pass  # the message about the native engine has the reason already
     return "use a model of another type"
 
 
@@ -118,7 +118,7 @@ def _told(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Transformers without its remarks on the tiny configuration: it is nobody's."""
+    """Silence transformers' warnings about the tiny configuration, which no user has written."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
@@ -131,31 +131,25 @@ def _quiet() -> Iterator[None]:
 
 # ----------------------------------------------------------------------------------------------------------- real weights
 def check_engine(engine: Engine) -> None:
-    """Hold an engine that runs transformers' weights in this process against the model's own forward pass."""
+    """Compare an engine that runs transformers' weights in this process with the model's own forward pass."""
     model: PreTrainedModel = getattr(engine, "model", None)
     if model is None:
         return
-    _tell_slow(engine)
+    if isinstance(engine, NativeEngine) and not engine.batches:
+        why = f"models of type {model.config.model_type!r} keep more than keys and values, so the engine runs a row at a time"
+        warnings.warn(f"{why}; others decode many times faster (docs/reference/families.md)", stacklevel=2)
     longest, began = engine.max_length, time.monotonic()
     _check_rows(model, "engine", lambda row: engine.logprobs(row[:1], row[1:]), longest, began)
     if longest > 7 and time.monotonic() - began < BUDGET_S / 2:
         prompt, greedy = _row(model, 4), SamplingConfig(temperature=0.0)
         made = generate(engine, [make_request(-1, prompt.tolist(), seed=0, max_tokens=3, sampling=greedy)])[0].rows
-        engine.num_tokens = 0  # as if nothing had been asked
+        engine.num_tokens = 0  # the comparison does not count
         row = torch.cat((prompt, made["tokens"]))
         _refuse(model, "engine", made["logprob"], own_logprobs(model, row).gather(1, row[1:, None])[-len(made["tokens"]) :, 0])
 
 
-def _tell_slow(engine: Engine) -> None:
-    """Warn of a model whose rows cannot run side by side."""
-    if isinstance(engine, NativeEngine) and not engine.batches:
-        kind = engine.model.config.model_type
-        why = f"models of type {kind!r} keep more than keys and values, so the engine runs a row at a time"
-        warnings.warn(f"{why}; others decode many times faster (docs/reference/families.md)", stacklevel=3)
-
-
 def check_learner(model: TokenModel) -> None:
-    """Hold a learner's passes over packed rows against the model's own forward pass."""
+    """Compare a learner's passes over packed rows with the model's own forward pass."""
 
     def found(row: Tensor) -> Tensor:
         with torch.no_grad():
@@ -165,7 +159,7 @@ def check_learner(model: TokenModel) -> None:
 
 
 def _check_rows(model: PreTrainedModel, who: str, ask: Callable[[Tensor], Tensor], longest: int, began: float) -> None:
-    """Rows of a few tokens, then of more while there is time."""
+    """Compare a row of a few tokens, then longer ones while there is time."""
     for size in (4, 16, 64):
         if size > 4 and (size > longest or time.monotonic() - began > BUDGET_S / 8):
             return
@@ -180,7 +174,7 @@ def _row(model: PreTrainedModel, size: int) -> Tensor:
 
 def _refuse(model: PreTrainedModel, who: str, found: Tensor, expected: Tensor) -> None:
     if not bool(torch.isfinite(expected).all()):
-        return  # weights that are not finite are told of where they are used
+        return  # weights that are not finite are reported by the first update that uses them
     gap, bound = float((found - expected).abs().mean()), BOUNDS[next(model.parameters()).dtype]
     if not gap <= bound:
         raise RunnelError(

@@ -1,4 +1,4 @@
-"""Whether demonstrations are worth imitating: what the task's own reward says of some of them, before a run starts."""
+"""Checks demonstrations before a run starts: the task's own reward judges some of them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ JUDGED = 16
 VERIFIERS = ("exact", "math", "regex", "python_tests", "reasoning_gym")
 """Built-in rewards that tell right from wrong: a demonstration to which one gives 0 is a mistake."""
 MODELS = ("reward_model", "judge")
-"""Built-in rewards that ask a model: too dear to be asked for this, and 0 means nothing special."""
+"""Built-in rewards that run a model: too expensive for this check, and their 0 does not mean a mistake."""
 
 
 def check_demonstrations(task: TextTask, tokenizer: Tokenizer, *, timeout_s: float = 30.0) -> list[str]:
-    """What to tell of demonstrations to which the reward of `task` gives 0. Where a verifier gives all of them 0, the data and
-    the reward do not fit, and this raises."""
+    """Warnings about demonstrations to which the reward of `task` gives 0. Raises if a verifier gives 0 to all of them: then
+    data and reward do not fit."""
     parts = [p for p in task.components if p.fn not in MODELS and any(p.weights.values())]
     verifiers = [p for p in parts if p.fn in VERIFIERS]
     examples = [e for e in some(task.train, JUDGED) if e.answer is not None]
@@ -30,7 +30,7 @@ def check_demonstrations(task: TextTask, tokenizer: Tokenizer, *, timeout_s: flo
         return []
     judged, failure = _judge(verifiers or parts, examples, tokenizer, timeout_s)
     if failure:
-        return [f"demonstrations were not held against the reward, which failed: {failure}"]
+        return [f"demonstrations were not checked with the reward, which failed: {failure}"]
     wrong = [example for example, rewards in judged if _worthless(rewards, each=bool(verifiers))]
     if not wrong:
         return []
@@ -48,7 +48,8 @@ def check_demonstrations(task: TextTask, tokenizer: Tokenizer, *, timeout_s: flo
 def _judge(
     parts: Sequence[RewardComponent], examples: Sequence[Example], tokenizer: Tokenizer, timeout_s: float
 ) -> tuple[list[tuple[Example, Rewards]], str]:
-    """Rewards of the demonstrations, one after another, so that a reward that hangs is waited for once; and why it failed."""
+    """Rewards of the demonstrations, and why the reward failed (empty: it did not). They are judged one after another, so that
+    a reward that hangs is waited for only once."""
     pool = RewardPool(parts, timeout_s=timeout_s)
     out: list[tuple[Example, Rewards]] = []
     try:

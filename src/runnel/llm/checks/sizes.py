@@ -70,10 +70,8 @@ def learner_bytes(num_params: int, *, trained: bool, precision: str, needs: Coll
 def lost_texts(task: TextTask, tokenizer: Tokenizer) -> list[str]:
     """Texts of the task that the tokenizer changes (`check_round_trip`)."""
     examples = some(task.train, CHECKED)
-    texts = [m["content"] for e in examples for m in messages_of(e.prompt)] + [
-        e.answer for e in examples if e.answer is not None
-    ]
-    return check_round_trip(tokenizer, texts)
+    texts = [m["content"] for e in examples for m in messages_of(e.prompt)]
+    return check_round_trip(tokenizer, texts + [e.answer for e in examples if e.answer is not None])
 
 
 def some(examples: Sequence[Example], count: int) -> list[Example]:
@@ -94,7 +92,7 @@ def context_of(folder: str) -> int | None:
 
 
 def check_room(num_tokens: int, context: int | None) -> None:
-    """Refuse a row that a reward model was not made to read."""
+    """Raise a `DataError` for a row that is longer than a reward model's context."""
     if context is not None and num_tokens > context:
         fix = "shorten it (max_tokens, data.max_prompt), or use a reward model with a longer context"
         raise DataError(f"a prompt and its answer have {num_tokens} tokens, and the reward model's context is {context}; {fix}")

@@ -14,7 +14,6 @@ from runnel.llm.engines.hf import HfEngine
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import Decode, Engine
 from runnel.llm.engines.vllm import VllmConfig, VllmEngine
-from runnel.llm.model.causal_lm import save_model
 from runnel.llm.model.pack import packed
 from runnel.llm.model.token_model import DTYPES, Precision
 
@@ -104,7 +103,7 @@ def make_engine(
         )
     with tempfile.TemporaryDirectory(prefix="runnel-vllm-") as made:
         if not folder:
-            save_model(make_model(), made)
+            make_model().save_pretrained(str(made))
         engine = VllmEngine(
             folder or made,
             num_slots=slots,

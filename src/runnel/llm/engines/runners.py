@@ -287,13 +287,12 @@ class DecoderRunner:
             if known.keys() == adapters.tensors.keys() and all(
                 known[name].data_ptr() == value.data_ptr() for name, value in adapters.tensors.items()
             ):
-                self.decoder.renew_adapters()
+                self.decoder.join_adapters()
                 return False
             self._adapters = None
         elif adapters is not None:
-            if self._adapters is not None and self._adapters.has_names_of(adapters):
-                self._adapters.copy_from(adapters)  # in place, so captured graphs stay valid
-                self.decoder.renew_adapters()
+            if self._adapters is not None and self._adapters.copy_from(adapters):  # in place, so captured graphs stay valid
+                self.decoder.join_adapters()
                 return False
             weight = self.decoder.embed.value
             self._adapters = adapters = adapters.own(dtype=weight.dtype, device=weight.device)

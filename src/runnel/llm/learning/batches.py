@@ -5,24 +5,19 @@ Everything here happens on the host, where segments are, so that a micro-batch k
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch, Segment
-from runnel.core.state import State
-from runnel.llm.model.causal_lm import ScalarModel
 from runnel.ops.credit import row_index, row_sum, send
 
 PER_ROW = ("row_start", "row_length", "unit", "denominator/")
 """Fields of an annotated batch with one entry a row, by how their name starts."""
 SCALARS = ("stats/", "now/")
-"""Single numbers: what to show, and what holds for the whole update. All other fields have one entry a token."""
+"""Single numbers: statistics, and settings of the whole update. All other fields have one entry a token."""
 NONE, POLICY, SFT, PAIR, SCORE = range(5)
 """Kinds of tokens (`component`): not trained, sampled from a policy, demonstrated, in a compared answer, at which a row is
 scored."""
@@ -180,55 +175,3 @@ def split_tokens(rows: Tensor, unit: Tensor, length: Tensor, budget: int) -> lis
         out[-1] += members[u]
         filled += sizes[u]
     return [torch.tensor(part) for part in out]
-
-
-class Trained(Protocol):
-    """A model as the token learner uses it: whole on every rank, or sharded."""
-
-    device: torch.device
-
-    def logprobs(self, part: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probability of each trained token, and entropy of the distribution it was drawn from. `-> [M], [M]`"""
-        ...
-
-    def scores(self, part: MicroBatch) -> Tensor:
-        """The score of a `ScalarModel` at each trained token. `-> [M]`"""
-        ...
-
-    def row_logprobs(self, row: Tensor, first: int) -> Tensor: ...
-
-    def resident(self) -> AbstractContextManager[None]:
-        """Inside this context the weights are on the device."""
-        ...
-
-    def zero_grad(self) -> None: ...
-
-    def gather(self) -> None: ...
-
-    def step(self, lr: float, *, max_grad_norm: float, collective: Collective, name: str, version: int) -> float: ...
-
-    def params(self) -> Mapping[str, Tensor]: ...
-
-    def masters(self) -> Mapping[str, Tensor]:
-        """Live master weights of what is trained."""
-        ...
-
-    def base_params(self) -> Mapping[str, Tensor]:
-        """Live weights as `start_from` takes them."""
-        ...
-
-    def frozen_copy(self, *, offload: bool = False, moves: bool = False) -> Trained:
-        """A frozen copy of the model as it is now; one that `moves` keeps its average in float32."""
-        ...
-
-    def scalar_model(self) -> ScalarModel:
-        """A `ScalarModel` on a copy of this body, to be trained."""
-        ...
-
-    def move_towards(self, other: Any, fraction: float) -> None: ...
-
-    def start_from(self, params: Mapping[str, Tensor]) -> None: ...
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None: ...

@@ -16,7 +16,8 @@ from runnel.core.errors import RunnelError
 from runnel.core.records import Batch
 from runnel.core.state import Metrics, State
 from runnel.core.weight_check import MAX_TOKENS, ONCE, WeightCheck
-from runnel.llm.learning.batches import MicroBatch, Trained
+from runnel.llm.learning.batches import MicroBatch
+from runnel.llm.model.sharded_model import TrainedModel
 from runnel.ops.credit import row_index, row_sum
 
 
@@ -32,7 +33,7 @@ class Drift:
         self.worst = torch.zeros((), device=device)
 
     def add(self, part: MicroBatch, logprob: Tensor, share: float = 1.0) -> None:
-        """Log-probabilities `[M]` of the learner for a micro-batch; each token stands for `share` of them."""
+        """Add the learner's log-probabilities `[M]` of a micro-batch, each token of which stands for `share` tokens."""
         if not self._measured:
             return
         made = part.fields["policy_version"]
@@ -113,13 +114,13 @@ def version_stats(batch: Batch, version: int) -> Metrics:
 
 
 ENOUGH = MAX_TOKENS // 2
-"""Sampled tokens from which on a row is as good as any other."""
+"""A row with this many sampled tokens is chosen at once."""
 
 
 class Canary:
     """Tokens of one row of the last batch that an engine made: the end of its prompt, and what was sampled behind it.
 
-    Not of an older one: what the policy has unlearnt is improbable, and rounding is largest there.
+    The last batch, because a policy gives low probabilities to old tokens that it has unlearnt, and there rounding is largest.
     """
 
     def __init__(self) -> None:
@@ -128,7 +129,7 @@ class Canary:
 
     @property
     def ready(self) -> bool:
-        """Whether there are tokens to be asked about."""
+        """Whether a row has been chosen."""
         return self._prompt is not None and self._tokens is not None
 
     def take(self, batch: Batch) -> None:
@@ -140,15 +141,15 @@ class Canary:
         where = slice(start := int(batch["row_start"][row]), start + int(length[row]))
         tokens, made = batch["tokens"][where], sampled[where].long()
         first = max(int(made.argmax()), 1)  # the first token of a row has no log-probability
-        count = int(made[first:].cumprod(dim=0).sum())  # up to where someone else speaks
+        count = int(made[first:].cumprod(dim=0).sum())  # up to the next token that was not sampled
         if count:
             begin = max(0, first - MAX_TOKENS // 2)
             self._prompt = tokens[begin:first].clone()
             self._tokens = tokens[first : first + min(count, MAX_TOKENS - len(self._prompt))].clone()
 
     @torch.no_grad()
-    def weight_check(self, model: Trained, bound: float) -> WeightCheck | None:
-        """What `model` says of the tokens now; None before there are any."""
+    def weight_check(self, model: TrainedModel, bound: float) -> WeightCheck | None:
+        """Log-probabilities of the tokens under `model`; None before the first batch with sampled tokens."""
         if self._prompt is None or self._tokens is None:
             return None
         n, row = len(self._prompt), torch.cat((self._prompt, self._tokens)).to(model.device)

@@ -2,7 +2,7 @@
 
 `prepare` joins rows, computes what the algorithms need (log-probabilities of a reference, values), and has each algorithm
 annotate the rows of its reader. `update` sums the loss components with denominators of the whole global batch, and owns the
-optimisers. Models are `llm/model/token_model.py` and `sharded_model.py`. Read `update`, then `_gradient`, then `_backward`.
+optimisers. Models are `llm/model/token_model.py` and `sharded_model.py`. Read `update`, then `_gradient`, then `_losses`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,22 @@ from runnel.core.state import Metrics, State
 from runnel.core.weight_check import WeightCheck
 from runnel.core.worker import progressed
 from runnel.llm.algorithms.base import Algorithm, Component, Part
-from runnel.llm.learning.batches import MicroBatch, Trained, join_rows, merge, questions, sample_rows, split_tokens, split_units
+from runnel.llm.learning.batches import (
+    MicroBatch,
+    join_rows,
+    merge,
+    questions,
+    sample_rows,
+    split_tokens,
+    split_units,
+    token_places,
+)
 from runnel.llm.learning.drift import Canary, Drift, Mismatch, version_stats
 from runnel.llm.learning.recording import GroupRecorder
 from runnel.llm.learning.reference import REFERENCE, KeptReference, ReferencePlan
 from runnel.llm.model.decoder import Recompute
 from runnel.llm.model.lora import LoraConfig
+from runnel.llm.model.sharded_model import TrainedModel
 from runnel.llm.model.token_model import Precision, TokenModel
 from runnel.ops.credit import row_index, row_sum
 
@@ -102,18 +112,18 @@ class TokenLearnerConfig:
     bfloat16, else 1e-5."""
 
     def temperature_for(self, algorithm: Algorithm) -> float:
-        """At which the log-probabilities of an algorithm are taken."""
+        """The temperature at which the log-probabilities of an algorithm are computed."""
         tempered = any(c.tempered for c in algorithm.components.values() if c.uses == "logprob")
         return self.temperature if tempered else 1.0
 
     def mismatch_on(self, device: str) -> float:
-        """`max_mismatch`, chosen for a device."""
+        """`max_mismatch`, or its default for a device."""
         if self.max_mismatch is not None:
             return self.max_mismatch
         return 1e-3 if self.precision_on(device) == "bfloat16" else 1e-5
 
     def precision_on(self, device: str) -> Precision:
-        """`precision`, chosen for a device."""
+        """`precision`; auto is resolved for a device."""
         if self.precision == "auto":
             return "bfloat16" if device.startswith("cuda") else "float32"
         return self.precision
@@ -135,7 +145,8 @@ class TokenLearner:
     `algorithms` gives each reader its algorithm; a batch may hold rows of one reader or of several. Where an algorithm needs a
     reference policy, it is a copy of the model at the first batch of that algorithm; where one needs values, a critic starts
     from a copy of the model. A `model` with a scalar head (`ScalarModel`) is trained as a reward model. With a plan for the
-    `reference`, workers elsewhere answer for it (`reference.py`): segments bring what it says, and the copy is only kept.
+    `reference`, other workers run it (`reference.py`): segments bring its log-probabilities, and the learner only keeps and
+    publishes its weights.
     """
 
     def __init__(
@@ -152,9 +163,9 @@ class TokenLearner:
         self.config, self.algorithms = config, dict(algorithms)
         self._device = device
         self._collective: Collective = collective or SingleProcess()
-        self.policy = self._trained(model, config.lora if config.lora.rank else None)
-        self.critic: Trained | None = None
-        self.reference: Trained | None = None
+        self.policy = self._trained(model)
+        self.critic: TrainedModel | None = None
+        self.reference: TrainedModel | None = None
         self._plan = reference
         self._recorder = recorder if self._collective.rank == 0 else None
         self._kept: KeptReference | None = None
@@ -165,8 +176,26 @@ class TokenLearner:
     # --------------------------------------------------------------------------------------------------------- prepare
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
         """Annotated tokens of all segments, as one batch on the host."""
+        found = {name: part for name, part in segments.items() if part}
+        unknown = sorted(segments.keys() - self.algorithms.keys())
+        if unknown:
+            raise DataError(f"reader {unknown[0]!r} has no algorithm; the learner knows {sorted(self.algorithms)}")
+        parts, joined = [], dict[str, Batch]()
         with memory_for("the learner", self._lower):
-            return self._prepare(segments, progress)
+            for reader, some in found.items():
+                algorithm = self.algorithms[reader]
+                rows = join_rows(some)
+                for need in sorted(algorithm.needs - rows.keys()):
+                    rows[need] = self._field(need, rows, temperature=self.config.temperature_for(algorithm))
+                parts.append(algorithm.annotate(rows, self._collective))
+                joined[reader] = rows
+            batch = merge(parts)
+        if self._recorder is not None:
+            batch |= self._recorder.choose(self.version + 1, found, joined, parts)
+        rate = self.config.sft_lr if self._warms_up(found) else self.config.lr
+        now = {"lr": at(rate, progress), "critic_lr": at(self.config.critic_lr, progress)}
+        now |= {f"seen/{name}": float(name in found) for name in self.algorithms}
+        return Batch(batch | {f"now/{k}": torch.tensor(v, dtype=torch.float64) for k, v in now.items()})
 
     @property
     def _lower(self) -> str:
@@ -175,32 +204,11 @@ class TokenLearner:
         more = {"none": "set learner.recompute mlp", "mlp": "set learner.recompute block"}.get(c.recompute, "train adapters")
         return f"lower learner.micro_batch_tokens (now {c.micro_batch_tokens}), then {more}, then lower engine.num_slots"
 
-    def _prepare(self, segments: Mapping[str, Sequence[Segment]], progress: float) -> Batch:
-        found = {name: part for name, part in segments.items() if part}
-        unknown = sorted(segments.keys() - self.algorithms.keys())
-        if unknown:
-            raise DataError(f"reader {unknown[0]!r} has no algorithm; the learner knows {sorted(self.algorithms)}")
-        parts, joined = [], dict[str, Batch]()
-        for reader, some in found.items():
-            algorithm = self.algorithms[reader]
-            rows = join_rows(some)
-            for need in sorted(algorithm.needs - rows.keys()):
-                rows[need] = self._field(need, rows, temperature=self.config.temperature_for(algorithm))
-            parts.append(algorithm.annotate(rows, self._collective))
-            joined[reader] = rows
-        batch = merge(parts)
-        if self._recorder is not None:
-            batch |= self._recorder.choose(self.version + 1, found, joined, parts)
-        rate = self.config.sft_lr if self._warms_up(found) else self.config.lr
-        now = {"lr": at(rate, progress), "critic_lr": at(self.config.critic_lr, progress)}
-        now |= {f"seen/{name}": float(name in found) for name in self.algorithms}
-        return Batch(batch | {f"now/{k}": torch.tensor(v, dtype=torch.float64) for k, v in now.items()})
-
     @torch.no_grad()
     def _field(self, name: str, rows: Batch, *, temperature: float) -> Tensor:
         """A per-token field that an algorithm needs, at the tokens of `loss_mask`; 0 elsewhere. `[N]`"""
         batch, out = questions(rows), torch.zeros(len(rows["tokens"]))
-        model = {"value": self._critic, "reference_logprob": self._reference}.get(name, lambda: self.policy)()
+        model = self._critic() if name == "value" else self._reference() if name == "reference_logprob" else self.policy
         with model.resident():
             for part in self._parts(batch, batch["unit"]):
                 found = model.scores(part) if name == "value" else model.logprobs(part, temperature=temperature)[0]
@@ -213,9 +221,9 @@ class TokenLearner:
             part = MicroBatch.of(batch, some, device=self._device)
             if part.kinds:
                 yield part
-                progressed()  # whoever asks for the next one is done with it
+                progressed()  # the caller has finished with `part` when it asks for the next one
 
-    def _trained(self, model: PreTrainedModel, lora: LoraConfig | None = None, *, foreign: bool = False) -> Trained:
+    def _trained(self, model: PreTrainedModel, *, foreign: bool = False) -> TrainedModel:
         c = self.config
         return TokenModel(
             model,
@@ -223,15 +231,14 @@ class TokenLearner:
             precision=c.precision_on(self._device),
             weight_decay=c.weight_decay,
             recompute=c.recompute,
-            lora=lora,
+            lora=c.lora if c.lora.rank else None,
             offload="optimiser" in c.offload,
             foreign=foreign,
         )
 
-    def _critic(self) -> Trained:
+    def _critic(self) -> TrainedModel:
         if self.critic is None:
-            lora = self.config.lora if self.config.lora.rank else None
-            self.critic = self._trained(self.policy.scalar_model(), lora, foreign=True)
+            self.critic = self._trained(self.policy.scalar_model(), foreign=True)
         return self.critic
 
     @property
@@ -239,7 +246,7 @@ class TokenLearner:
         """Whether the reference is a moving average."""
         return self.config.reference_every > 0 and self.config.reference_decay > 0
 
-    def _reference(self) -> Trained:
+    def _reference(self) -> TrainedModel:
         if self.reference is None:
             self.reference = self.policy.frozen_copy(offload="reference" in self.config.offload, moves=self._moves)
         return self.reference
@@ -247,28 +254,25 @@ class TokenLearner:
     # ---------------------------------------------------------------------------------------------------------- update
     def update(self, batch: Batch) -> Update:
         """One version: `num_epochs` times `num_minibatches` optimiser steps (one in a warm-up)."""
-        with memory_for("the learner", self._lower):
-            return self._update(batch)
-
-    def _update(self, batch: Batch) -> Update:
-        c = self.config
-        epochs, parts = (1, 1) if self._warms_up(self._readers(batch)) else (c.num_epochs, c.num_minibatches)
+        c, readers = self.config, [name for name in self.algorithms if batch[f"now/seen/{name}"] > 0]
+        epochs, parts = (1, 1) if self._warms_up(readers) else (c.num_epochs, c.num_minibatches)
         warmth = min(1.0, (self.version + 1) / max(c.warmup_updates, 1))
         rates = {name: float(batch[f"now/{name}"]) * warmth for name in ("lr", "critic_lr")}
         steps: list[Metrics] = []
         all_rows = torch.arange(len(batch["row_length"]))
-        for epoch in range(epochs):
-            seed = make_seed(self.version, "minibatches", epoch)
-            for rows in split_units(all_rows, batch["unit"], parts, seed=seed):
-                steps.append(self._step(batch, rows, rates, first=not steps, first_pass=epoch == 0))
-        metrics: Metrics = {"lr": rates["lr"], **_mean_of(steps)}
-        metrics |= self._stats(batch)
-        metrics |= version_stats(batch, self.version)
-        for name in self._readers(batch):
-            self._seen[name] += 1
-        self.version += 1
-        self._follow()
-        self._weight_check.take(batch)
+        with memory_for("the learner", self._lower):
+            for epoch in range(epochs):
+                seed = make_seed(self.version, "minibatches", epoch)
+                for rows in split_units(all_rows, batch["unit"], parts, seed=seed):
+                    steps.append(self._step(batch, rows, rates, first=not steps, first_pass=epoch == 0))
+            metrics: Metrics = {"lr": rates["lr"], **_mean_of(steps)}
+            metrics |= self._stats(batch)
+            metrics |= version_stats(batch, self.version)
+            for name in readers:
+                self._seen[name] += 1
+            self.version += 1
+            self._follow()
+            self._weight_check.take(batch)
         return Update(metrics, events=[] if self._recorder is None else self._recorder.take())
 
     def _step(self, batch: Batch, rows: Tensor, rates: Metrics, *, first: bool, first_pass: bool) -> Metrics:
@@ -293,7 +297,7 @@ class TokenLearner:
         (`tokens/<name>`)."""
         due = {n: c for n, c in self._components.items() if self._seen[self._reader_of[n]] >= c.start}
         local = torch.zeros(2, len(self._components), dtype=torch.float64)
-        kind = batch["component"][self._tokens_of(batch, rows)]
+        kind = batch["component"][token_places(batch["row_start"][rows], batch["row_length"][rows])]
         for i, (name, component) in enumerate(self._components.items()):
             share = batch.get(f"denominator/{component.denominator or name}")
             local[0, i] = share[rows].sum() if share is not None else 0.0
@@ -313,15 +317,19 @@ class TokenLearner:
         first: bool,
         first_pass: bool,
     ) -> Metrics:
-        """Accumulate gradients over micro-batches; returns the metrics, summed over them and over ranks. Rows without signal
-        have no gradient, but statistics are of them too: they are read without one, all or a sample of them (`READ_SHARE`)."""
+        """Accumulate gradients over micro-batches; return the metrics, summed over micro-batches and ranks. Rows without signal
+        have no gradient but count in the statistics: they get a forward pass only, all or a sample of them (`READ_SHARE`)."""
         names = [f"loss/{name}" for name in active] + [m for c in active.values() for m in c.metrics]
         sums = dict.fromkeys(["trained", "num_tokens", "entropy", *names], torch.zeros((), device=self._device))
         drift = Drift(batch, self.version, self._device)
         useful = self._useful(batch, active)[rows]
         for part in self._parts(batch, rows[useful]):
             outputs = self._outputs(part, active)
-            shown = self._backward(part, outputs, active, counts)
+            total, shown = self._losses(part, outputs, active, counts)
+            total.backward()  # type: ignore[no-untyped-call]
+            for model in (self.policy, self.critic):
+                if model is not None:
+                    model.gather()
             sums = self._add(sums, part, outputs, shown | {"trained": shown["num_tokens"]}, drift, 1.0)
         if any(c.uses == "logprob" for c in active.values()):
             most = max(READ_LEAST, int(READ_SHARE * batch["row_length"][rows].sum()))
@@ -343,7 +351,7 @@ class TokenLearner:
     def _add(
         self, sums: dict[str, Tensor], part: MicroBatch, outputs: Batch, shown: dict[str, Tensor], drift: Drift, share: float
     ) -> dict[str, Tensor]:
-        """`sums` with what a micro-batch has to show, `share` times."""
+        """`sums` plus the metrics of a micro-batch, each token of which stands for `share` tokens."""
         if self._recorder is not None:
             self._recorder.see(part, outputs)
         if "logprob" in outputs and part.kinds:
@@ -359,7 +367,7 @@ class TokenLearner:
             out["logprob"], out["entropy"] = self.policy.logprobs(part, temperature=sampled if True in kinds else 1.0)
         if len(kinds) == 2:  # one batch of rollouts and demonstrations
             out["own_logprob"], out["own_entropy"] = self.policy.logprobs(part, temperature=1.0)
-        if kinds == {False} and sampled != 1.0 and "logprob" in part.fields:  # rollouts, to compare with the engine's own words
+        if kinds == {False} and sampled != 1.0 and "logprob" in part.fields:  # to compare with those that the engine recorded
             with torch.no_grad():
                 out["sampled_logprob"] = self.policy.logprobs(part, temperature=sampled)[0]
         if "score" in uses:
@@ -368,35 +376,26 @@ class TokenLearner:
             out["value"] = self._critic().scores(part)
         return out
 
-    def _backward(
-        self, part: MicroBatch, outputs: Batch, active: Mapping[str, Component], counts: Metrics
-    ) -> dict[str, Tensor]:
-        """Differentiate the losses of one micro-batch; returns what there is to show."""
-        total, shown = self._losses(part, outputs, active, counts)
-        total.backward()  # type: ignore[no-untyped-call]
-        for model in (self.policy, self.critic):
-            if model is not None:
-                model.gather()
-        return shown
-
     def _losses(
         self, part: MicroBatch, outputs: Batch, active: Mapping[str, Component], counts: Metrics
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum of the components of one micro-batch, each over its denominator of the global batch, and what they show."""
+        """The sum of the components of one micro-batch, each over its denominator of the global batch, and their metrics."""
         shown = {"num_tokens": torch.tensor(float(len(part.target)), device=self._device)}
         total = self._nothing(outputs)
         for name, component in active.items():
             if component.kind not in part.kinds:
                 continue
-            of = outputs if component.tempered or "own_logprob" not in outputs else _own(outputs)
-            tokens = Part.of(part, component.kind, of, count=counts[f"tokens/{name}"], version=self.version)
+            taken = outputs
+            if "own_logprob" in outputs and not component.tempered:
+                taken = Batch(outputs | {"logprob": outputs["own_logprob"], "entropy": outputs["own_entropy"]})
+            tokens = Part.of(part, component.kind, taken, count=counts[f"tokens/{name}"], version=self.version)
             loss = component.loss(tokens, counts[name])
             total = total + component.coef * loss.value
             shown |= {f"loss/{name}": loss.value.detach(), **loss.metrics}
         return total, shown
 
     def _nothing(self, outputs: Batch) -> Tensor:
-        """The sum of no losses."""
+        """The sum from which the losses of a micro-batch are added up."""
         return torch.zeros((), device=self._device)
 
     # ----------------------------------------------------------------------------------------------------------- parts
@@ -411,12 +410,6 @@ class TokenLearner:
         units = row_sum(useful.float(), batch["unit"], int(batch["unit"].max()) + 1) > 0
         return units[batch["unit"]]
 
-    def _tokens_of(self, batch: Batch, rows: Tensor) -> Tensor:
-        """Which tokens are of `rows`. `[N]`"""
-        chosen = torch.zeros(len(batch["row_length"]), dtype=torch.bool)
-        chosen[rows] = True
-        return chosen[row_index(batch["row_length"])]
-
     def _reduce(self, sums: Mapping[str, Tensor]) -> Metrics:
         stacked = torch.stack([x.double() for x in sums.values()])
         totals = dict(zip(sums, self._collective.all_reduce(stacked).tolist(), strict=True))
@@ -426,14 +419,11 @@ class TokenLearner:
         return totals
 
     def _warms_up(self, readers: Collection[str]) -> bool:
-        """Whether a batch is of a warm-up: demonstrations alone, where others come later."""
+        """Whether a batch belongs to a warm-up: it has demonstrations only, and the learner has other readers too."""
         return set(readers) == {DEMOS} and len(self.algorithms) > 1
 
-    def _readers(self, batch: Batch) -> list[str]:
-        return [name for name in self.algorithms if batch[f"now/seen/{name}"] > 0]
-
     def _stats(self, batch: Batch) -> Metrics:
-        """What the algorithms want to show, as means over the ranks that measured it; what none did is left out."""
+        """The statistics of the algorithms, as means over the ranks that measured them; those that no rank did are left out."""
         found = {k.removeprefix("stats/"): v.double() for k, v in batch.items() if k.startswith("stats/")}
         if not found:
             return {}
@@ -444,7 +434,7 @@ class TokenLearner:
         return {name: total / num for name, total, num in zip(found, sums, counts, strict=True) if num}
 
     def _follow(self) -> None:
-        """A moving reference takes its step towards the policy."""
+        """Move the reference towards the policy, at every `reference_every`-th version."""
         every = self.config.reference_every
         for reference in (self.reference, self._kept):
             if reference is not None and every and self.version % every == 0:
@@ -456,11 +446,12 @@ class TokenLearner:
         return self.policy.params()
 
     def weight_check(self) -> WeightCheck | None:
-        """What the policy says of the weight_check's tokens now; it is published with the weights, for engines to compare."""
+        """Log-probabilities of a few tokens under the current policy. They are published with the weights, and an engine that
+        loads these compares its own."""
         return self._weight_check.weight_check(self.policy, self.config.mismatch_on(self._device))
 
     def frozen(self) -> dict[str, ParamSet]:
-        """The reference, from its first version on, where workers elsewhere answer for it (core `HasReference`)."""
+        """The reference, from its first version on, if other workers run it (core `HasReference`)."""
         if self._plan is None or self.version < self._plan.start:
             return {}
         if self._kept is None:
@@ -505,20 +496,16 @@ class TokenLearner:
 
 
 def _name_components(algorithms: Mapping[str, Algorithm]) -> tuple[dict[str, Component], dict[str, str]]:
-    """The components of all algorithms, and whose reader each is of."""
+    """The components of all algorithms by name, and the reader of each."""
     found: dict[str, Component] = {}
     readers: dict[str, str] = {}
     for reader, algorithm in algorithms.items():
         for name, component in algorithm.components.items():
             if name in found:
-                raise ConfigError("algorithms", reader, f"its component {name!r} is one of reader {readers[name]!r} too")
+                fix = f"readers {readers[name]!r} and {reader!r} both have a loss component {name!r}; names must be unique"
+                raise ConfigError("algorithms", reader, fix)
             found[name], readers[name] = component, reader
     return found, readers
-
-
-def _own(outputs: Batch) -> Batch:
-    """Outputs in which log-probabilities are the model's own."""
-    return Batch(outputs | {"logprob": outputs["own_logprob"], "entropy": outputs["own_entropy"]})
 
 
 def _mean_of(steps: Sequence[Metrics]) -> Metrics:

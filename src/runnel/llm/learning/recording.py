@@ -1,7 +1,7 @@
-"""Groups of completions as the learner sees them, for a person to look at: text, rewards, and what every token was given.
+"""Records groups of completions for people to read: text, rewards, and what engine and learner computed for every token.
 
-The learner chooses one group of a batch (`choose`), shows what its passes say of the group's tokens (`see`), and hands the
-whole over with its update (`take`). In updates that record nothing, nothing happens.
+The learner chooses one group of a batch (`choose`), passes on what it computes for the group's tokens (`see`), and sends the
+record with its update (`take`). Updates that record nothing do nothing here.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from runnel.core.records import Batch, Segment
+from runnel.core.records import Batch, Header, Segment
 from runnel.core.state import State
 from runnel.llm.algorithms.base import row_reward, sum_channels
 from runnel.llm.learning.batches import MicroBatch
@@ -22,7 +21,7 @@ from runnel.llm.tasks import Example
 from runnel.llm.tokenize import Tokenizer
 
 PLACE = "recorded_place"
-"""The field of a batch that says which of its tokens are recorded: 1 + their place in the group, 0 elsewhere."""
+"""The field of a batch that says which of its tokens are recorded: 1 + their place in the joined rows, 0 elsewhere."""
 DIGITS = 5
 _LOST = "\ufffd"
 
@@ -43,8 +42,8 @@ class GroupRecorder:
     def choose(
         self, version: int, segments: Mapping[str, Sequence[Segment]], rows: Mapping[str, Batch], parts: Sequence[Batch]
     ) -> Batch:
-        """Begin with a group of the batch that makes `version`: another one each time. `rows` are the joined rows of each
-        reader, `parts` what the algorithms made of them. Returns the field by which its tokens are found again."""
+        """Start the record of a group of the batch that makes `version`; each time another group. `rows` are the joined rows of
+        each reader, `parts` the same rows annotated. Returns a field of the batch that marks the group's tokens (`PLACE`)."""
         self._group = None
         if not self.every or version % self.every:
             return Batch()
@@ -54,13 +53,13 @@ class GroupRecorder:
                 group = RecordedGroup(version, segments[reader][found[0]].header, joined, part, found[1])
                 self._group = group
                 place = torch.zeros(sum(len(p["tokens"]) for p in parts), dtype=torch.int64)
-                place[start + group.places()] = 1 + torch.arange(len(group.places()))
+                place[start + group.places()] = 1 + group.places()
                 return Batch({PLACE: place})
             start += len(part["tokens"])
         return Batch()
 
     def see(self, part: MicroBatch, outputs: Batch) -> None:
-        """What the learner says of trained tokens, before the step; only the first time counts."""
+        """Record what the learner computed for the group's tokens: for each token the first numbers, from before the step."""
         if self._group is None or PLACE not in part.fields:
             return
         chosen = part.fields[PLACE].nonzero().squeeze(1)
@@ -72,7 +71,7 @@ class GroupRecorder:
                 known.setdefault(place, value)
 
     def take(self) -> list[State]:
-        """The group that was begun, as an event."""
+        """End the record, and return it as an event."""
         group, self._group = self._group, None
         return [] if group is None else [self._event(group)]
 
@@ -81,7 +80,8 @@ class GroupRecorder:
         example = None
         if self.example is not None and group.header.task_id >= 0:
             example = self.example(group.header.task_id)
-        prompt = self.tokenizer.decode(group.prompt(0)) if example is None else example.text
+        start, begin, _ = group.bounds(0)
+        prompt = self.tokenizer.decode(group.joined["tokens"][start:begin].tolist()) if example is None else example.text
         messages = None
         if example is not None and not isinstance(example.prompt, str):
             messages = [dict(m) for m in example.prompt]
@@ -97,7 +97,8 @@ class GroupRecorder:
         }
 
     def _row(self, group: RecordedGroup, number: int) -> State:
-        row, at = group.rows[number], group.completion(number)
+        row, (_, begin, end) = group.rows[number], group.bounds(number)
+        at = slice(begin, end)
         ids = group.joined["tokens"][at].tolist()
         mask = (group.part["component"][at] != 0).int().tolist()
         out: State = {
@@ -119,7 +120,7 @@ class GroupRecorder:
             advantages = group.part["advantage"][at].tolist()
             trained = [a for a, m in zip(advantages, mask, strict=True) if m]
             out |= {"advantages": _rounded(advantages), "advantage": _mean(trained)}
-        return out | self._tokens(group, number, at)
+        return out | self._tokens(group, at)
 
     def _rewards(self, group: RecordedGroup, row: int) -> State:
         each = {channel: float(row_reward(group.joined, channel)[row]) for channel in self.channels}
@@ -127,17 +128,16 @@ class GroupRecorder:
         rewards = {name: None if math.isnan(value) else round(value, DIGITS) for name, value in each.items()}
         return {"reward": round(total, DIGITS), "rewards": rewards, "passed": total >= self.pass_reward - 1e-6}
 
-    def _tokens(self, group: RecordedGroup, number: int, at: Tensor) -> State:
-        """What engine and learner say of each token; None where the learner did not look."""
+    def _tokens(self, group: RecordedGroup, at: slice) -> State:
+        """Log-probabilities of engine and learner, and the entropy, of each token; None where the learner computed none."""
         out: State = {}
         if "policy_version" in group.joined:
             out["versions"] = group.joined["policy_version"][at].tolist()
         said: dict[str, list[float | None]] = {}
         if "logprob" in group.joined:
             said["logprob"] = group.joined["logprob"][at].tolist()
-        first = group.offset(number) + int(at[0] - group.start(number)) if len(at) else 0
         for name, known in group.seen.items():
-            values = [known.get(first + i) for i in range(len(at))]
+            values = [known.get(place) for place in range(at.start, at.stop)]
             if any(v is not None for v in values):
                 said[{"logprob": "learner_logprob"}.get(name, name)] = values
         out |= {name: _rounded(values) for name, values in said.items()}
@@ -148,48 +148,34 @@ class GroupRecorder:
 
 @dataclass
 class RecordedGroup:
-    """The chosen rows of a reader's joined rows, and what is known of their tokens by place."""
+    """The chosen rows of a reader's joined rows, and what the learner computed for their tokens, by place."""
 
     version: int
-    header: Any
+    header: Header
     joined: Batch
     part: Batch
     rows: list[int]
     seen: dict[str, dict[int, float]] = field(default_factory=dict)
 
-    def start(self, number: int) -> int:
-        return int(self.joined["row_start"][self.rows[number]])
-
-    def length(self, number: int) -> int:
-        return int(self.joined["row_length"][self.rows[number]])
-
-    def offset(self, number: int) -> int:
-        """Where the tokens of a row begin among those of the group."""
-        return sum(self.length(i) for i in range(number))
+    def bounds(self, number: int) -> tuple[int, int, int]:
+        """Where a row starts, where its completion starts, and where both end, in the joined rows. The completion starts behind
+        the prompt; where the length of that is not given, at the first token that may be trained."""
+        row = self.rows[number]
+        start = int(self.joined["row_start"][row])
+        end = start + int(self.joined["row_length"][row])
+        if "prompt_length" in self.joined:
+            return start, start + int(self.joined["prompt_length"][row]), end
+        marked = self.joined["loss_mask"][start:end].nonzero()
+        return start, start + int(marked[0]) if len(marked) else end, end
 
     def places(self) -> Tensor:
         """Tokens of the group in the joined rows."""
-        spans = [torch.arange(self.start(i), self.start(i) + self.length(i)) for i in range(len(self.rows))]
-        return torch.cat(spans)
-
-    def prompt(self, number: int) -> list[int]:
-        found: list[int] = self.joined["tokens"][self.start(number) : int(self._begin(number))].tolist()
-        return found
-
-    def completion(self, number: int) -> Tensor:
-        return torch.arange(self._begin(number), self.start(number) + self.length(number))
-
-    def _begin(self, number: int) -> int:
-        """Behind the prompt; where that is not said, at the first token that may be trained."""
-        start, end = self.start(number), self.start(number) + self.length(number)
-        if "prompt_length" in self.joined:
-            return start + int(self.joined["prompt_length"][self.rows[number]])
-        marked = self.joined["loss_mask"][start:end].nonzero()
-        return start + int(marked[0]) if len(marked) else end
+        spans = map(self.bounds, range(len(self.rows)))
+        return torch.cat([torch.arange(start, end) for start, _, end in spans])
 
 
 def _members(joined: Batch, segments: Sequence[Segment], turn: int) -> tuple[int, list[int]] | None:
-    """Number of the segment and rows of one group or pair; None where rows have nothing to do with each other."""
+    """Number of the segment and rows of one group or pair; None if the rows of a segment are independent of each other."""
     size = segments[0].spec.unit_rows
     if size < 2:
         return None
@@ -229,7 +215,7 @@ def _rounded(values: Iterable[float | None]) -> list[float | None]:
 
 
 def _gap(ours: float | None, theirs: float | None) -> float | None:
-    """With as many digits as it has, however small."""
+    """The difference, with three significant digits however small it is."""
     return None if ours is None or theirs is None else float(f"{ours - theirs:.3g}")
 
 

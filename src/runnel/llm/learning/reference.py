@@ -1,7 +1,8 @@
-"""A reference model on workers of its own: what they answer, which versions they hold, and what the trainer keeps of it.
+"""A reference model on workers of its own: the engine that they run, the versions that they hold, and the weights that the
+trainer keeps to publish and save.
 
-A completion is sent to them when it is finished, and what they say of it travels with its segment: while others decode and are
-judged, the pass that the trainer would have made is made elsewhere.
+A finished completion is sent to them, and its log-probabilities travel with its segment. So the trainer does not make this
+forward pass; it is made while other completions are decoded and judged.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from runnel.core.records import Batch
 from runnel.core.sharding.param_shards import whole
 from runnel.core.state import State
 from runnel.llm.engines.one_pass import OnePassEngine
-from runnel.llm.learning.batches import MicroBatch, Trained, questions
+from runnel.llm.learning.batches import MicroBatch, questions
+from runnel.llm.model.sharded_model import TrainedModel
 from runnel.llm.model.token_model import Precision, TokenModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 REFERENCE = "reference"
-"""Its inference stream, and its parameter channel."""
+"""Name of its inference stream, and of its parameter channel."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class ReferencePlan:
 
 
 class KeptReference:
-    """The weights of a reference that is asked elsewhere, on the host: the trainer publishes and saves them. One that `moves`
-    keeps its average in float32: small steps would be rounded away in half precision."""
+    """The weights of a reference that other workers run, on the host: the trainer publishes and saves them. One that `moves`
+    keeps its average in float32, because half precision would round its small steps away."""
 
     def __init__(self, params: Mapping[str, Tensor], *, moves: bool = False) -> None:
         self.params = {name: value.detach().to("cpu", copy=True) for name, value in params.items()}
@@ -60,8 +62,8 @@ class KeptReference:
         self._average = {name: value for name, value in wide.items() if moves and value is not self.params[name]}
 
     @torch.no_grad()
-    def move_towards(self, policy: Trained, share: float) -> None:
-        """Go `share` of the way to the weights of `policy`; 1 copies them."""
+    def move_towards(self, policy: TrainedModel, share: float) -> None:
+        """Move the weights towards those of `policy` by `share` of the difference; 1 copies them."""
         wide = policy.masters()
         for name, value in policy.params().items():
             mine = self._average.get(name, self.params[name])
@@ -71,16 +73,16 @@ class KeptReference:
                 self.params[name].copy_(mine)
 
     def state_dict(self) -> State:
-        """As that of a frozen model."""
+        """The state in the form of a frozen model's."""
         kinds = {"model": self.params, "average": self._average}
         return {kind: {name: value.clone() for name, value in values.items()} for kind, values in kinds.items() if values}
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
-        """Take a state of this reference, or of a model that the trainer computed it with."""
+        """Load a state of this class, or of the frozen model of a trainer that ran its reference itself."""
         for name, value in state["model"].items():
             self.params[name].copy_(whole(value))
-        kept: State = state["average" if "average" in state else "model"]  # it may have kept none
+        kept: State = state["average" if "average" in state else "model"]  # a reference that does not move has no average
         for name, mine in self._average.items():
             mine.copy_(whole(kept.get(name, self.params[name])))
 
@@ -97,11 +99,11 @@ def message_bytes(length: int) -> int:
 
 
 class ReferenceEngine(OnePassEngine):
-    """Answers requests (`reference_rows`) with the log-probabilities of their completions at `temperature`, `logprob` `[m]`
+    """Replies to requests (`reference_rows`) with the log-probabilities of their completions at `temperature`, `logprob` `[m]`
     (core `Inferencer`).
 
-    A step answers what has come, up to `max_tokens` tokens in one forward pass; `apart`, one request a pass, so that an answer
-    does not depend on what else has come.
+    A step serves the oldest requests, up to `max_tokens` tokens in one forward pass; with `apart` it serves one request, so
+    that a reply does not depend on which other requests are waiting.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ adds empty ones, and models that a rank does not train in a pass still take part
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,41 +17,21 @@ from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.sharding.param_shards import ParamShard
 from runnel.core.weight_check import WeightCheck
-from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.learning.batches import MicroBatch
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
-from runnel.llm.learning.recording import GroupRecorder
-from runnel.llm.learning.reference import ReferencePlan
-from runnel.llm.model.lora import LoraConfig
 from runnel.llm.model.sharded_model import ShardedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def make_learner(
-    config: TokenLearnerConfig,
-    model: PreTrainedModel,
-    *,
-    algorithms: Mapping[str, Algorithm],
-    collective: Collective,
-    device: str,
-    reference: ReferencePlan | None = None,
-    recorder: GroupRecorder | None = None,
-) -> TokenLearner:
-    """The learner of one rank. A single rank has nothing to shard, whatever `config.shard` says."""
-    kind = ShardedTokenLearner if config.shard and collective.world_size > 1 else TokenLearner
-    if kind is ShardedTokenLearner and device.startswith("cuda:"):
+def learner_class(config: TokenLearnerConfig, collective: Collective, device: str) -> type[TokenLearner]:
+    """The class of one rank's learner. A single rank has nothing to shard, whatever `config.shard` says."""
+    if not config.shard or collective.world_size == 1:
+        return TokenLearner
+    if device.startswith("cuda:"):
         raise ConfigError("device", device, "with learner.shard each rank has a GPU of its own; use cuda")
-    return kind(
-        config,
-        model,
-        algorithms=algorithms,
-        collective=collective,
-        device=device,
-        reference=reference,
-        recorder=recorder,
-    )
+    return ShardedTokenLearner
 
 
 class ShardedTokenLearner(TokenLearner):
@@ -64,14 +44,14 @@ class ShardedTokenLearner(TokenLearner):
     reference: ShardedModel | None
 
     def reseed(self, version: int) -> None:
-        """Nothing is drawn by the rank itself."""
+        """Does nothing: a rank draws no random numbers of its own."""
 
     def pieces(self) -> dict[str, ParamShard]:
         """This rank's rows of the live weights."""
         return self.policy.param_shards()
 
     def weight_check(self) -> WeightCheck | None:
-        """As in `TokenLearner`. Every rank must call it, since every rank takes part in the pass."""
+        """As in `TokenLearner`. Every rank must call it, because all ranks make the forward pass together."""
         ready = torch.tensor(float(self._weight_check.ready), device=self._device)
         if float(self._collective.all_reduce(ready)) == 0.0:
             return None
@@ -83,9 +63,9 @@ class ShardedTokenLearner(TokenLearner):
         return found
 
     # ------------------------------------------------------------------------------------------------------------ models
-    def _trained(self, model: PreTrainedModel, lora: LoraConfig | None = None, *, foreign: bool = False) -> ShardedModel:
+    def _trained(self, model: PreTrainedModel, *, foreign: bool = False) -> ShardedModel:
         c = self.config
-        return ShardedModel(
+        made = ShardedModel(
             model,
             mesh=self._collective.mesh,
             device=self._device,
@@ -94,14 +74,9 @@ class ShardedTokenLearner(TokenLearner):
             recompute=c.recompute,
             offload="optimiser" in c.offload,
         )
-
-    def _critic(self) -> ShardedModel:
-        fresh = self.critic is None
-        critic = super()._critic()
-        assert isinstance(critic, ShardedModel)
-        if fresh:
-            critic.copy_from(self.policy)
-        return critic
+        if foreign:  # a critic, whose body has no values yet (`ShardedModel.scalar_model`)
+            made.copy_from(self.policy)
+        return made
 
     # ------------------------------------------------------------------------------------------------------------ passes
     def _parts(self, batch: Batch, rows: Tensor) -> Iterator[MicroBatch]:

@@ -6,11 +6,11 @@ memory beside weights and gradients. The arithmetic is the same in both places, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+BETAS = (0.9, 0.95)
+"""Decay of the two moments: the usual ones of language models, whose second moment forgets faster than Adam's 0.999."""
 CHUNK = 1 << 24
 """The most elements of a tensor that come to the device at once."""
 
@@ -24,10 +24,8 @@ def on_host(x: Tensor, *, fast: bool) -> Tensor:
 class AdamW:
     """The optimiser of `params`, with their moments. `offload` keeps the moments on the host."""
 
-    def __init__(
-        self, params: Sequence[Tensor], *, betas: tuple[float, float], weight_decay: float, device: torch.device, offload: bool
-    ) -> None:
-        self.params, self._betas, self._decay, self._device = list(params), betas, weight_decay, device
+    def __init__(self, params: list[Tensor], *, weight_decay: float, device: torch.device, offload: bool) -> None:
+        self.params, self._decay, self._device = params, weight_decay, device
         place = torch.device("cpu") if offload else device
         pinned = offload and device.type == "cuda"
         self.mean = [torch.zeros_like(p, device=place, pin_memory=pinned) for p in self.params]
@@ -37,7 +35,7 @@ class AdamW:
         self._all_on_device = not offload and all(p.device.type == device.type for p in self.params)
 
     @torch.no_grad()
-    def step(self, grads: Sequence[Tensor], lr: float) -> None:
+    def step(self, grads: list[Tensor], lr: float) -> None:
         """Take one step; `grads` holds one gradient for each parameter, on the device."""
         self.steps += 1
         if self._all_on_device:
@@ -54,21 +52,8 @@ class AdamW:
             # copies to the host are asynchronous: they must have ended before the host reads these tensors
             torch.cuda.current_stream(self._device).synchronize()
 
-    def _step(
-        self, params: Sequence[Tensor], grads: Sequence[Tensor], mean: Sequence[Tensor], square: Sequence[Tensor], lr: float
-    ) -> None:
+    def _step(self, params: list[Tensor], grads: list[Tensor], mean: list[Tensor], square: list[Tensor], lr: float) -> None:
+        tensors: tuple[list[Tensor], ...] = (params, grads, mean, square, [], [self.steps] * len(params))
         torch._fused_adamw_(
-            list(params),
-            list(grads),
-            list(mean),
-            list(square),
-            [],
-            [self.steps] * len(params),
-            lr=lr,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            weight_decay=self._decay,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
+            *tensors, lr=lr, beta1=BETAS[0], beta2=BETAS[1], weight_decay=self._decay, eps=1e-8, amsgrad=False, maximize=False
         )

@@ -8,7 +8,7 @@ out tokens behind the last requested state of a row.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -57,10 +57,6 @@ class PackedRows:
         """First token of each row. `[R]`"""
         return self._lengths.cumsum(0) - self._lengths
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(self.lengths)
-
     @cached_property
     def rows(self) -> Tensor:
         """The row of each token. `[N]`"""
@@ -69,8 +65,8 @@ class PackedRows:
     @cached_property
     def positions(self) -> Tensor:
         """Position of each token in its sequence (shared prefix, then row). `[N]`"""
-        within = torch.arange(self.num_tokens, device=self.device) - self.starts[self.rows]
-        return within if max(self.families) == 1 else within + self.trunks[self.rows, 1]
+        within = torch.arange(sum(self.lengths), device=self.device) - self.starts[self.rows]
+        return within + self.trunks[self.rows, 1]
 
     @cached_property
     def trunks(self) -> Tensor:
@@ -94,8 +90,6 @@ class PackedRows:
         """Token indices of each sequence (shared prefix, then row), padded to the longest; padding repeats the last token.
         `[R, L]`"""
         steps = torch.arange(self.longest, device=self.device)
-        if max(self.families) == 1:
-            return self.starts[:, None] + torch.minimum(steps, self._lengths[:, None] - 1)
         start, before = self.trunks[:, :1], self.trunks[:, 1:]
         own = self.starts[:, None] + torch.minimum(steps - before, self._lengths[:, None] - 1)
         return torch.where(steps < before, start + steps, own)
@@ -182,20 +176,6 @@ class Folded:
     position: Tensor
 
 
-@dataclass
-class _Row:
-    """A row in which states are requested. `start` is its first token, `first` and `last` its first and last requested state.
-    Tokens up to and including `first` are the prefix. Among the kept tokens, the prefix ends before index `lead`, and the rest
-    of the row begins at index `own`."""
-
-    index: int
-    start: int
-    first: int
-    last: int
-    lead: int = 0
-    own: int = 0
-
-
 def fold(tokens: Tensor, lengths: Sequence[int], row: Tensor, position: Tensor) -> Folded:
     """Share the prefixes of rows that are packed in `tokens` `[N]`. States at `position` `[M]`, in the rows `row` `[M]`, are
     requested (at least one). A row's prefix ends with its first requested state.
@@ -207,56 +187,45 @@ def fold(tokens: Tensor, lengths: Sequence[int], row: Tensor, position: Tensor) 
     >>> found.position.tolist()
     [1, 2, 1, 3, 4]
     """
-    ids, rows = tokens.numpy(), _requested(lengths, row.numpy(), position.numpy())
-    kept: list[np.ndarray] = []
-    sizes: list[int] = []
+    kept: list[tuple[int, int]] = []  # first token and end of each kept span
     families: list[int] = []
-    size = 0
-    for family in _families(ids, rows):
-        head, alone = family[0], len(family) == 1
-        spans = [(head.start, (head.last if alone else head.first) + 1)]
-        size = lead = size + head.first + 1 - head.start
-        for one in family:
-            one.lead, one.own = lead, size
-            size += one.last - one.first
-            if one.last > one.first and not alone:
-                spans.append((one.first + 1, one.last + 1))
-        kept += [np.arange(*span) for span in spans]
-        sizes += [end - start for start, end in spans]
+    place, size = np.zeros(len(tokens), dtype=np.int64), 0  # of each token among those that are kept
+    for family in _families(tokens.numpy(), _requested(lengths, row.numpy(), position.numpy())):
+        start, first, last = family[0]
+        spans = [(start, last + 1)]
+        if len(family) > 1:
+            spans = [(start, first + 1), *((one + 1, end + 1) for _, one, end in family if end > one)]
+        for begin, end in spans:
+            place[begin:end] = np.arange(size, size + end - begin)
+            size += end - begin
+        for _, one, _ in family:  # a row's first requested state is the last state of its prefix
+            place[one] = place[first]
+        kept += spans
         families.append(len(spans))
-    where = _moved(rows, len(lengths), row.numpy(), position.numpy())
-    return Folded(torch.from_numpy(np.concatenate(kept)), PackedRows(sizes, families=families), torch.from_numpy(where))
+    rows = PackedRows([end - begin for begin, end in kept], families=families)
+    tokens_kept = np.concatenate([np.arange(*span) for span in kept])
+    return Folded(torch.from_numpy(tokens_kept), rows, torch.from_numpy(place[position.numpy()]))
 
 
-def _requested(lengths: Sequence[int], row: np.ndarray, position: np.ndarray) -> list[_Row]:
-    """Rows in which a state is requested."""
+def _requested(lengths: Sequence[int], row: np.ndarray, position: np.ndarray) -> list[tuple[int, int, int]]:
+    """First token, and first and last requested state, of each row in which a state is requested."""
     first, last = np.full(len(lengths), np.iinfo(np.int64).max), np.full(len(lengths), -1)
     np.minimum.at(first, row, position)
     np.maximum.at(last, row, position)
     starts = np.cumsum(lengths) - lengths
-    found = zip(starts.tolist(), first.tolist(), last.tolist(), strict=True)
-    return [_Row(i, start, one, other) for i, (start, one, other) in enumerate(found) if other >= 0]
+    return [one for one in zip(starts.tolist(), first.tolist(), last.tolist(), strict=True) if one[2] >= 0]
 
 
-def _families(ids: np.ndarray, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
-    """Rows with the same prefix, at most `FAMILY` together, in the order of their first rows."""
-    found: list[list[_Row]] = []
-    latest: dict[bytes, list[_Row]] = {}
+def _families(ids: np.ndarray, rows: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    """Rows (as of `_requested`) with the same prefix, at most `FAMILY` together, in the order of their first rows."""
+    found: list[list[tuple[int, int, int]]] = []
+    latest: dict[bytes, list[tuple[int, int, int]]] = {}
     for one in rows:
-        key = ids[one.start : one.first + 1].tobytes()
+        start, first, _ = one
+        key = ids[start : first + 1].tobytes()
         family = latest.get(key)
         if family is None or len(family) == FAMILY:
             found.append(family := [])
             latest[key] = family
         family.append(one)
-    return iter(found)
-
-
-def _moved(rows: Sequence[_Row], num_rows: int, row: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """New positions of the requested states: a row's first one is the last state of its prefix."""
-    table = np.zeros((3, num_rows), dtype=np.int64)
-    for one in rows:
-        table[:, one.index] = one.first, one.lead - 1, one.own - one.first - 1
-    first, lead, shift = table[:, row]
-    where: np.ndarray = np.where(position == first, lead, position + shift)
-    return where
+    return found

@@ -9,7 +9,6 @@ straight to float32 sums, whatever the precision of the products.
 
 from __future__ import annotations
 
-from functools import cache
 from types import ModuleType
 from typing import Any, cast
 
@@ -35,11 +34,8 @@ def kernels(x: Tensor) -> ModuleType:
     """The module that holds the small parts for the device and the precision of `x`."""
     if x.is_cuda:
         return block_kernels
-    return _loops() if loops(x) else cpu_blocks
-
-
-@cache
-def _loops() -> ModuleType:
+    if not loops(x):
+        return cpu_blocks
     from runnel.kernels.lm.numba import block_loops  # not at the top: Numba is optional and slow to load
 
     return block_loops
@@ -96,20 +92,14 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Weight, *, eps: float) -> tup
     return total, kernels(weight.value).rms_forward(x, (delta, total), weight.value, eps)[0]
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021, arXiv:2104.09864), the two halves of a head as pairs. `[N, H, D], 2 x [N, D/2]`"""
-    if torch.is_grad_enabled():
-        return cast(Tensor, run(_Rotate, x, cos, sin, x.shape[1])[0])
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    kernels(x).rotate(x, cos, sin, out, back=False)
-    return out
-
-
-def rotate_some(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """The first `heads` heads rotated, and the others unchanged. `[N, H, D] -> [N, heads, D], [N, H - heads, D]`"""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """The first `heads` heads with rotary positions (Su et al. 2021, arXiv:2104.09864), the two halves of a head as pairs; and
+    the other heads unchanged. `[N, H, D], 2 x [N, D/2] -> [N, heads, D], [N, H - heads, D]`"""
     if torch.is_grad_enabled():
         return cast(tuple[Tensor, Tensor], run(_Rotate, x, cos, sin, heads))
-    return rotate(x[:, :heads], cos, sin), x[:, heads:]
+    out = torch.empty((x.shape[0], heads, x.shape[2]), dtype=x.dtype, device=x.device)
+    kernels(x).rotate(x[:, :heads], cos, sin, out, back=False)
+    return out, x[:, heads:]
 
 
 def gated_mlp(x: Tensor, gate_up: Weight, down: Weight, *, recompute: bool = False) -> Tensor:

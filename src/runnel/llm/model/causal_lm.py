@@ -61,7 +61,7 @@ class ModelConfig:
 def build_model(
     config: ModelConfig, vocab_size: int, *, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> PreTrainedModel:
-    """A causal language model in evaluation mode, with its parameters packed into one vector.
+    """A causal language model in evaluation mode. Its parameters are packed into one vector (`pack.py`).
 
     The same config, vocabulary and seed give the same weights. The global random state does not change.
     """
@@ -70,12 +70,15 @@ def build_model(
 
         if not Path(config.path).is_dir():
             raise ConfigError("model", config.path, "there is no such folder; give a model folder, or leave it empty")
-        return _packed(load_whole(AutoModelForCausalLM, config.path, dtype=dtype, tell=False), dtype, device)
-    from transformers import LlamaForCausalLM
+        model = load_whole(AutoModelForCausalLM, config.path, dtype=dtype, tell=False)
+    else:
+        from transformers import LlamaForCausalLM
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return _packed(LlamaForCausalLM(new_config(config, vocab_size)), dtype, device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = LlamaForCausalLM(new_config(config, vocab_size))
+    pack(model, dtype=dtype, device=device)
+    return model.eval()
 
 
 def new_config(config: ModelConfig, vocab_size: int) -> PretrainedConfig:
@@ -98,19 +101,18 @@ def new_config(config: ModelConfig, vocab_size: int) -> PretrainedConfig:
     )
 
 
-def count_parameters(config: PretrainedConfig) -> int:
-    """Number of parameters of the model of a transformers config, tied ones once. The weights are not allocated."""
+def model_without_values(config: PretrainedConfig) -> PreTrainedModel:
+    """The model of a transformers config on the meta device: its weights have shapes, and no memory."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    return sum(p.numel() for p in model.parameters())
+    return model
 
 
-def _packed(model: PreTrainedModel, dtype: torch.dtype, device: str) -> PreTrainedModel:
-    """`model` with all parameters in one vector, so that engine and learner multiply neighbours in one product (`pack.py`)."""
-    pack(model, dtype=dtype, device=device)
-    return model.eval()
+def count_parameters(config: PretrainedConfig) -> int:
+    """Number of parameters of the model of a transformers config, tied ones once. The weights are not allocated."""
+    return sum(p.numel() for p in model_without_values(config).parameters())
 
 
 def model_params(model: nn.Module) -> dict[str, Tensor]:
@@ -229,17 +231,17 @@ def copy_model(model: PreTrainedModel) -> PreTrainedModel:
     return twin
 
 
-def shared_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the modules of `model` that shares the memory of its parameters. Either side may later bind its parameters to
-    other memory."""
+def copy_modules(model: PreTrainedModel, value: Callable[[Tensor], Tensor]) -> PreTrainedModel:
+    """A copy of the modules of `model`, in which `value` gives the memory of each parameter."""
     # the second argument of deepcopy is its table of copies made so far: these parameters count as copied already
-    own = {id(p): nn.Parameter(p.data, requires_grad=False) for p in model.parameters()}
+    own = {id(p): nn.Parameter(value(p.data), requires_grad=False) for p in model.parameters()}
     return copy.deepcopy(model, dict(own))
 
 
-def save_model(model: PreTrainedModel, folder: str | Path) -> None:
-    """Write a Hugging Face model folder (config.json and safetensors)."""
-    model.save_pretrained(str(folder))
+def shared_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the modules of `model` that shares the memory of its parameters. Either side may later bind its parameters to
+    other memory."""
+    return copy_modules(model, lambda value: value)
 
 
 class ScalarModel(nn.Module):

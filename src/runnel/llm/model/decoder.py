@@ -8,7 +8,7 @@ engine, over packed rows in a learner. `Decoder.of` compares a new decoder with 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from runnel.core.errors import RunnelError
 from runnel.llm.model.attention import PackedRows, packed_attention
-from runnel.llm.model.blocks import add_rms_norm, embed, gated_mlp, project, rms_norm, rotate, rotate_some
+from runnel.llm.model.blocks import add_rms_norm, embed, gated_mlp, project, rms_norm, rotate
 from runnel.llm.model.pack import is_joined, joined, pack, parameters_of
 from runnel.llm.model.weights import LowRank, Up, Weight, is_half
 
@@ -57,29 +57,13 @@ class Layer:
     gate_up: Weight
     down: Weight
 
-    def each(self, change: Callable[[Weight], Weight]) -> Layer:
-        """A layer with `change` applied to every weight."""
-
-        def optional(weight: Weight | None) -> Weight | None:
-            return None if weight is None else change(weight)
-
-        return Layer(
-            norm_in=change(self.norm_in),
-            qkv=change(self.qkv),
-            qkv_bias=optional(self.qkv_bias),
-            q_norm=optional(self.q_norm),
-            k_norm=optional(self.k_norm),
-            out=change(self.out),
-            out_bias=optional(self.out_bias),
-            norm_mid=change(self.norm_mid),
-            gate_up=change(self.gate_up),
-            down=change(self.down),
-        )
+    def weights(self) -> list[Weight | None]:
+        """The weights in the order of the fields."""
+        return [getattr(self, f.name) for f in fields(self)]
 
     def values(self) -> list[Tensor | None]:
         """The tensors of the weights, in the order of the fields."""
-        weights = (getattr(self, f.name) for f in fields(self))
-        return [None if weight is None else weight.value for weight in weights]
+        return [None if weight is None else weight.value for weight in self.weights()]
 
 
 class Decoder:
@@ -96,7 +80,8 @@ class Decoder:
         self.vocab_size = int(config.vocab_size)
         self.layers: list[Layer] = []
         self.embed = self.head = self.norm_out = Weight(torch.empty(0))
-        self._cos = self._sin = torch.empty(0)
+        self.tables = torch.empty(0), torch.empty(0)
+        """Cosine and sine of every position that the model knows. `2 x [L, D/2]`"""
         self._learns = False
         self.adapters: Mapping[str, Tensor] = {}
         self._adapter_scale = 1.0
@@ -121,7 +106,7 @@ class Decoder:
         unit ("mlp", on CUDA), or those of the whole block ("block").
         """
         x = embed(tokens, self.embed, trains=self.trains)
-        cos, sin = self.angles(positions)
+        cos, sin = (table[positions] for table in self.tables)
         # a block ends with the first norm of the next block, so that each residual sum and norm are one kernel
         y = rms_norm(x, self.layers[0].norm_in, eps=self.eps)
         again = recompute == "mlp"
@@ -154,9 +139,9 @@ class Decoder:
         if layer.q_norm is not None and layer.k_norm is not None:
             q = rms_norm(qkv[:, :h].contiguous(), layer.q_norm, eps=self.eps)
             both = torch.cat((q, rms_norm(qkv[:, h : h + k].contiguous(), layer.k_norm, eps=self.eps)), dim=1)
-            turned, value = rotate(both, cos, sin), qkv[:, h + k :]
+            turned, value = rotate(both, cos, sin, h + k)[0], qkv[:, h + k :]
         else:
-            turned, value = rotate_some(qkv, cos, sin, h + k)
+            turned, value = rotate(qkv, cos, sin, h + k)
         x, y = add_rms_norm(x, project(attend(turned, value), layer.out, layer.out_bias), layer.norm_mid, eps=self.eps)
         return add_rms_norm(x, gated_mlp(y, layer.gate_up, layer.down, recompute=again), norm_next, eps=self.eps)
 
@@ -165,15 +150,6 @@ class Decoder:
         if hidden.is_cuda and is_half(hidden):
             return self.head.scores(hidden)
         return project(hidden, self.head).float()
-
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the angles at each of `positions`. `[N] -> 2 x [N, D/2]`"""
-        return self._cos[positions], self._sin[positions]
-
-    @property
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of every position that the model knows. `2 x [L, D/2]`"""
-        return self._cos, self._sin
 
     # ---------------------------------------------------------------------------------------------------------- weights
     def refresh(self) -> None:
@@ -185,8 +161,8 @@ class Decoder:
         self.layers = [_layer(layer) for layer in inner.layers]
         self._learns = False
         self._attach()
-        if self._cos.device != self.embed.value.device or not self._cos.numel():
-            self._cos, self._sin = self._table()
+        if self.tables[0].device != self.embed.value.device or not self.tables[0].numel():
+            self.tables = self._angle_tables()
 
     def adapt(self, adapters: Mapping[str, Tensor], scale: float) -> None:
         """Use these adapters from now on, in the memory where they are; an empty mapping removes all adapters.
@@ -198,19 +174,13 @@ class Decoder:
         self._attach()
 
     def join_adapters(self) -> None:
-        """Multiply by copies in which neighbouring adapters are one matrix, until `adapt` is called again."""
+        """Multiply by copies in which neighbouring adapters are one matrix, until `adapt` is called. After the adapters' values
+        have changed in place, a further call updates the copies."""
         for layer in self.layers:
             for field in BESIDE:
                 weight: Weight = getattr(layer, field)
                 if weight.low is not None:
                     weight.low.join(weight.value.shape[0])
-
-    def renew_adapters(self) -> None:
-        """Update the copies of `join_adapters` after the adapters' values have changed in place."""
-        for layer in self.layers:
-            for field in BESIDE:
-                if (low := getattr(layer, field).low) is not None:
-                    low.renew()
 
     def _attach(self) -> None:
         for index, layer in enumerate(self.layers):
@@ -245,28 +215,26 @@ class Decoder:
     def require_grad(self, vector: Tensor, grad: Tensor) -> None:
         """From now on, gradients of the weights in `vector` (the packed parameters, or the adapters) add up in `grad`, which is
         float32 with the same layout `[P]`. Weights outside of `vector` are not trained."""
-        base, size, made = vector.data_ptr(), vector.element_size(), dict[int, Weight]()
-
-        def train(weight: Weight) -> Weight:
-            value, low = weight.value, None if weight.low is None else weight.low.each(train)
-            at = (value.data_ptr() - base) // size  # a weight is a view, so its address says its place in the vector
-            if not 0 <= at < vector.numel():
-                return Weight(value, low=low)
-            if at not in made:
-                made[at] = Weight(value, grad[at : at + value.numel()].view(value.shape), low)
-            return made[at]
-
-        tied = self.head is self.embed
-        self.embed, self.norm_out = train(self.embed), train(self.norm_out)
-        self.head = self.embed if tied else train(self.head)
-        self.layers = [layer.each(train) for layer in self.layers]
+        for weight in self._weights():
+            # a weight is a view, so its address says its place in the vector
+            at = (weight.value.data_ptr() - vector.data_ptr()) // vector.element_size()
+            if 0 <= at < vector.numel():
+                weight.grad_sum = grad[at : at + weight.value.numel()].view(weight.value.shape)
         self._learns = True
+
+    def _weights(self) -> Iterator[Weight]:
+        """All weights, and those of their adapters."""
+        blocks = (weight for layer in self.layers for weight in layer.weights() if weight is not None)
+        for weight in (self.embed, self.norm_out, self.head, *blocks):
+            yield weight
+            if weight.low is not None:
+                yield from (weight.low.down, *(up.weight for up in weight.low.ups))
 
     def is_packed(self) -> bool:
         """Whether the model's parameters are laid out as the decoder reads them."""
         return all(_is_packed(layer) for layer in self.model.model.layers)
 
-    def _table(self) -> tuple[Tensor, Tensor]:
+    def _angle_tables(self) -> tuple[Tensor, Tensor]:
         """Cosine and sine for every position of the model, computed by its own rotary embedding. `2 x [L, D/2]`"""
         device = self.embed.value.device
         steps = torch.arange(int(self.model.config.max_position_embeddings), device=device)

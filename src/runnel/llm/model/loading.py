@@ -44,14 +44,14 @@ def load_whole(
     ]
     if other:
         fix = "use the config.json and the weights of one model"
-        raise ConfigError(field, str(folder), f"{_count(other, 'tensor')} of another shape ({_some(other, '; ')}); {fix}")
+        raise ConfigError(field, str(folder), f"{_count(other)} of another shape ({_some(other, '; ')}); {fix}")
     if missing := sorted(found["missing_keys"]):
         fix = "they would be random numbers; copy or download the model again, or use the config.json that belongs to it"
-        raise ConfigError(field, str(folder), f"{_count(missing, 'tensor')} missing from its weights ({_some(missing)}); {fix}")
+        raise ConfigError(field, str(folder), f"{_count(missing)} missing from its weights ({_some(missing)}); {fix}")
     if found["error_msgs"]:
         raise ConfigError(field, str(folder), f"its weights cannot be loaded: {_some(found['error_msgs'], '; ')}")
     if (spare := sorted(found["unexpected_keys"])) and tell:
-        text = f"{folder}: {_count(spare, 'tensor')} not used by {type(model).__name__} ({_some(spare)})"
+        text = f"{folder}: {_count(spare)} not used by {type(model).__name__} ({_some(spare)})"
         warnings.warn(text, stacklevel=2)
     return model
 
@@ -91,8 +91,8 @@ def _quiet() -> Iterator[None]:
         logger.removeFilter(keep)
 
 
-def _count(names: Sequence[str], word: str) -> str:
-    return f"{len(names)} {word} is" if len(names) == 1 else f"{len(names)} {word}s are"
+def _count(names: Sequence[str]) -> str:
+    return "1 tensor is" if len(names) == 1 else f"{len(names)} tensors are"
 
 
 def _some(names: Sequence[str], between: str = ", ") -> str:

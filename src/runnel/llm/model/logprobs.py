@@ -42,7 +42,7 @@ def token_logprobs(
     """
     # a multiple of 512 rows: matrix products are fastest in such sizes
     size = chunk_size or max(1, CHUNK_LOGITS // weight.value.shape[0] // 512) * 512
-    return cast(tuple[Tensor, Tensor], run(_TokenLogprobs, hidden, targets, weight.value, weight, temperature, size))
+    return cast(tuple[Tensor, Tensor], run(_TokenLogprobs, hidden, targets, weight, temperature, size))
 
 
 def head_logprobs(
@@ -70,28 +70,25 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, hidden: Tensor, targets: Tensor, value: Tensor, weight: Weight, temperature: float, size: int
+        ctx: Context, hidden: Tensor, targets: Tensor, weight: Weight, temperature: float, size: int
     ) -> tuple[Tensor, Tensor]:
         logprob = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         entropy, total = torch.empty_like(logprob), torch.empty_like(logprob)
-        keep = hidden.shape[0] <= size and hidden.shape[0] * value.shape[0] <= KEPT_LOGITS and not hidden.is_cuda
+        keep = hidden.shape[0] <= size and hidden.shape[0] * weight.value.shape[0] <= KEPT_LOGITS and not hidden.is_cuda
         kept = None
         for start in range(0, hidden.shape[0], size):
             rows = slice(start, start + size)
             logits = weight.scores(hidden[rows])
             logprob[rows], entropy[rows], total[rows] = _summarise(logits, targets[rows], temperature)
             kept = logits if keep else None
-        ctx.save_for_backward(hidden, targets, value, entropy, total, kept)
-        ctx.settings, ctx.weight = (temperature, size), weight
+        ctx.save_for_backward(hidden, targets, entropy, total, kept)
+        ctx.settings = weight, temperature, size
         return logprob, entropy
 
     @staticmethod
     def backward(ctx: Context, dlogprob: Tensor, dentropy: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, targets, value, entropy, total, kept = ctx.saved_tensors
-        temperature, size = ctx.settings
-        # `value` is passed beside `weight` so that a weight without a sum of its own gets its gradient from autograd
-        by_autograd = ctx.weight.grad_sum is None and ctx.needs_input_grad[2]
-        weight = Weight(value, torch.zeros_like(value)) if by_autograd else ctx.weight
+        hidden, targets, entropy, total, kept = ctx.saved_tensors
+        weight, temperature, size = ctx.settings
         dhidden = torch.empty_like(hidden)
         for start in range(0, hidden.shape[0], size):
             rows = slice(start, start + size)
@@ -101,7 +98,7 @@ class _TokenLogprobs(torch.autograd.Function):
             inner_grad = weight.inner_grad(dlogits)
             weight.input_grad(dlogits, inner_grad, out=dhidden[rows])
             weight.add_grads(dlogits, inner_grad, hidden[rows])
-        return dhidden, None, weight.grad_sum if by_autograd else None, None, None, None
+        return dhidden, None, None, None, None
 
 
 def _summarise(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,14 +142,10 @@ def draw(logits: Tensor, *, heat: Tensor, uniform: Tensor) -> tuple[Tensor, Tens
     """A token for each row, and its log-probability at temperature `heat`. `[n, V], 2 x [n] -> 2 x [n]`
 
     The token is the first whose cumulative probability exceeds `uniform`. With `heat` 0 it is the likeliest token, with its
-    log-probability at temperature 1.
+    log-probability at temperature 1. Where compiled loops serve, an engine draws with `token_loops.advance` instead.
     """
     if logits.is_cuda:
         return sampling_kernels.draw(logits, heat, uniform)  # type: ignore[no-any-return, no-untyped-call]
-    if loops(logits):
-        from runnel.kernels.lm.numba import token_loops
-
-        return token_loops.draw(logits, heat, uniform)  # type: ignore[no-any-return, no-untyped-call]
     x = scaled(logits, heat)
     logp = torch.log_softmax(x, dim=-1)
     token = _inverse(logp.exp(), uniform)

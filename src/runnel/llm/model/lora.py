@@ -6,9 +6,8 @@ receiver has the base weights already. It uses the adapters beside them (`Decode
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, stays
-from runnel.llm.model.causal_lm import copy_model, model_params
+from runnel.llm.model.causal_lm import copy_model, copy_modules, model_params, model_without_values
 from runnel.llm.model.decoder import BESIDE, LORA_A, LORA_B
 from runnel.llm.model.pack import pack_tensors
 
@@ -86,41 +85,35 @@ class Adapters:
         return Adapters(tensors, self.scale)
 
     @torch.no_grad()
-    def copy_from(self, other: Adapters) -> None:
-        """Copy the values of other adapters of the same modules."""
+    def copy_from(self, other: Adapters) -> bool:
+        """Copy the values of other adapters if these have the same modules and scale; return whether they do."""
+        if self.scale != other.scale or self.tensors.keys() != other.tensors.keys():
+            return False
         for name, value in other.tensors.items():
             self.tensors[name].copy_(value)
-
-    def has_names_of(self, other: Adapters) -> bool:
-        """Whether both have the same modules and the same scale."""
-        return self.scale == other.scale and self.tensors.keys() == other.tensors.keys()
+        return True
 
 
 # -------------------------------------------------------------------------------------------------------------- making
-def make_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int = 0) -> Adapters:
-    """New adapters for `model`, with the values that peft gives them after `seed`. The model itself does not change.
+def make_adapters(model: PreTrainedModel, config: LoraConfig) -> Adapters:
+    """New adapters for `model`, with the values that peft gives them after seed 0. The model itself does not change.
 
     A new adapter does not change the output, because B starts at 0.
     """
     root, prefix = _root(model)
-    wrapped = _wrap(_shadow(root), config, list(config.targets) or "all-linear", seed)
-    return _collect(wrapped, prefix)
+    return _collect(_wrap(_shadow(root), config), prefix)
 
 
 def check_adapters(config: PretrainedConfig, lora: LoraConfig) -> None:
     """Raise a `ConfigError` if a model of this transformers config cannot have the adapters of `lora`. It needs no weights."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    make_adapters(model, lora)
+    make_adapters(model_without_values(config), lora)
 
 
-def wrap_modules(model: PreTrainedModel, config: LoraConfig, *, seed: int = 0) -> Adapters:
+def wrap_modules(model: PreTrainedModel, config: LoraConfig) -> Adapters:
     """Put the same adapters into `model` as modules of peft, for families that the decoder does not know. The head of a reward
     model is trained with them, as a whole weight."""
     root, prefix = _root(model)
-    adapters = _collect(_wrap(root, config, list(config.targets) or "all-linear", seed), prefix)
+    adapters = _collect(_wrap(root, config), prefix)
     if root is not model:
         adapters.tensors["score.weight"] = model.score.weight
         adapters.whole = ("score.weight",)
@@ -152,16 +145,12 @@ def _root(model: PreTrainedModel) -> tuple[PreTrainedModel, str]:
 def _shadow(model: PreTrainedModel) -> PreTrainedModel:
     """A copy in which every parameter has its shape but takes no memory."""
     # one number expanded to the whole shape; the meta device would also leave peft's own adapters without values
-    empty = {
-        id(p): nn.Parameter(torch.empty(1, dtype=torch.float32).expand(p.shape), requires_grad=False)
-        for p in model.parameters()
-    }
-    return copy.deepcopy(model, dict(empty))
+    return copy_modules(model, lambda value: torch.empty(1).expand(value.shape))
 
 
-def _wrap(root: PreTrainedModel, config: LoraConfig, targets: Sequence[str] | str, seed: int) -> PeftModel:
-    """`root` with modules of peft for `targets`, in place; raises a `ConfigError` for targets that cannot have adapters."""
-    peft = _peft()
+def _wrap(root: PreTrainedModel, config: LoraConfig) -> PeftModel:
+    """`root` with modules of peft for `config.targets`, in place. Raises a `ConfigError` for those that cannot have one."""
+    peft, targets = _peft(), list(config.targets) or "all-linear"
     kind = "CAUSAL_LM" if getattr(root, "get_output_embeddings", lambda: None)() is not None else None
     wanted = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, task_type=kind)
     embedding, names = root.get_input_embeddings().weight, [name for name, _ in root.named_modules()]
@@ -169,7 +158,7 @@ def _wrap(root: PreTrainedModel, config: LoraConfig, targets: Sequence[str] | st
         if not any(name == target or name.endswith(f".{target}") for name in names):
             raise ConfigError("learner.lora.targets", config.targets, f"the model has no layer {target!r}; leave it out")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         try:
             wrapped = peft.get_peft_model(root, wanted)
         except ValueError as error:
@@ -262,11 +251,12 @@ def save_adapters(model: PreTrainedModel, adapters: Adapters, folder: str) -> No
     root, prefix = _root(model)
     modules = [name.removeprefix(prefix) for name, _, _ in adapters.modules()]
     rank = next(down.shape[0] for _, down, _ in adapters.modules())
-    config = LoraConfig(rank=rank, alpha=adapters.scale * rank)
-    wrapped = _wrap(_shadow(root), config, sorted({name.rpartition(".")[2] for name in modules}), 0)
+    leaves = tuple(sorted({name.rpartition(".")[2] for name in modules}))
+    config = LoraConfig(rank=rank, alpha=adapters.scale * rank, targets=leaves)
+    wrapped = _wrap(_shadow(root), config)
     if _collect(wrapped, prefix).tensors.keys() != adapters.tensors.keys():
         # module names without their layer choose them in every layer; these adapters are in some layers only
-        wrapped = _wrap(_shadow(root), config, modules, 0)
+        wrapped = _wrap(_shadow(root), replace(config, targets=tuple(modules)))
     Adapters(_collect(wrapped, prefix).tensors, adapters.scale).copy_from(adapters)
     wrapped.save_pretrained(folder)
 

@@ -25,11 +25,9 @@ def pack(
 
     In each module, matrices come before vectors, each in the module's own order.
     """
-    own = dict(model.named_parameters())
-    names = [name for name in packed_order(model) if names is None or name in names]
-    first = next(iter(own.values()))
+    own, first = packed_parameters(model), next(iter(model.parameters()))
     kind, place = dtype or first.dtype, torch.device(device) if device is not None else first.device
-    vector = pack_tensors({name: own[name] for name in names}, dtype=kind, device=place)
+    vector = pack_tensors({name: p for name, p in own.items() if names is None or name in names}, dtype=kind, device=place)
     if device is not None:
         model.to(place)  # for the buffers: the parameters are there already
     return vector
@@ -37,11 +35,11 @@ def pack(
 
 def packed(model: nn.Module, *, dtype: torch.dtype, device: str | torch.device) -> Tensor:
     """The vector of `pack`. If the parameters are packed already, nothing is copied, so others may share their memory. `[P]`"""
-    own, first = dict(model.named_parameters()), next(iter(model.parameters()))
-    tensors, place = [own[name].data for name in packed_order(model)], torch.device(device)
+    tensors, place = [p.data for p in packed_parameters(model).values()], torch.device(device)
+    first = tensors[0]
     same_place = first.device.type == place.type and place.index in (None, first.device.index)
     if same_place and first.dtype == dtype and is_joined(tensors):
-        vector: Tensor = torch.as_strided(tensors[0], (sum(t.numel() for t in tensors),), (1,))
+        vector: Tensor = torch.as_strided(first, (sum(t.numel() for t in tensors),), (1,))
         return vector
     return pack(model, dtype=dtype, device=device)
 
@@ -62,16 +60,15 @@ def split_like(vector: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
     return {name: x.view(t.shape) for (name, t), x in zip(tensors.items(), flat, strict=True)}
 
 
-def packed_order(model: nn.Module) -> list[str]:
-    """Names of the parameters in the order of `pack`."""
-    named = [(name, p.dim()) for name, p in model.named_parameters()]
+def packed_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters by name, in the order of `pack`."""
 
-    def owner(item: tuple[str, int]) -> str:
+    def owner(item: tuple[str, nn.Parameter]) -> str:
         return item[0].rsplit(".", 2)[0] if item[0].count(".") >= 2 else ""
 
-    out: list[str] = []
-    for _, group in groupby(named, key=owner):
-        out += [name for name, _ in sorted(group, key=lambda item: item[1] < 2)]
+    out: dict[str, nn.Parameter] = {}
+    for _, group in groupby(model.named_parameters(), key=owner):
+        out |= sorted(group, key=lambda item: item[1].dim() < 2)
     return out
 
 

@@ -39,14 +39,10 @@ def model_folder(name: str) -> str:
         fix = f"there is no such folder; give a model folder, a hub id such as org/name, or {SMOLLM2}"
         raise ConfigError("model", name, fix)
     check_model_folder(folder)
-    _check_causal_lm(folder)
-    return str(folder)
-
-
-def _check_causal_lm(folder: Path) -> None:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM  # not before: the folder may be refused without transformers
 
     check_weights(AutoModelForCausalLM, folder)
+    return str(folder)
 
 
 def _is_hub_id(name: str) -> bool:

@@ -7,7 +7,6 @@ one.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,10 +24,10 @@ from runnel.core.state import State
 from runnel.llm.learning.batches import MicroBatch
 from runnel.llm.model.adamw import AdamW
 from runnel.llm.model.attention import PackedRows
-from runnel.llm.model.causal_lm import ScalarModel, hidden_states, output_head
+from runnel.llm.model.causal_lm import ScalarModel, copy_modules, hidden_states, output_head
 from runnel.llm.model.decoder import Recompute
 from runnel.llm.model.logprobs import head_logprobs
-from runnel.llm.model.token_model import DTYPES, Precision
+from runnel.llm.model.token_model import DTYPES, Precision, TokenModel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -55,16 +54,13 @@ class ShardedModel:
         device: str = "cpu",
         precision: Precision = "float32",
         weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.95),
         recompute: Recompute = "none",
         frozen: bool = False,
         offload: bool = False,
         moves: bool = False,
     ) -> None:
-        self._moves = moves
         self.device, self.precision, self.frozen = torch.device(device), precision, frozen
-        self._mesh, self._recompute, self._offload = mesh, recompute, offload
-        self._betas, self._decay = betas, weight_decay
+        self._mesh, self._recompute, self._decay, self._offload, self._moves = mesh, recompute, weight_decay, offload, moves
         self._whole: _Whole | None = _Whole(model)
         self._root: Any = None  # an FSDPModule, whose attributes are those of the module that it wraps
         self._optimiser: AdamW | None = None
@@ -112,26 +108,15 @@ class ShardedModel:
         return root
 
     # ------------------------------------------------------------------------------------------------------------ passes
-    def logprobs_at(
-        self, tokens: Tensor, lengths: list[int], position: Tensor, target: Tensor, *, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probability of each `target` after the token at `position` of packed rows, and the entropy there.
-        `[N], [M], [M] -> [M], [M]`"""
-        found: tuple[Tensor, Tensor] = self.root(tokens, lengths, position, target, temperature)
-        return found
-
-    def scores_at(self, tokens: Tensor, lengths: list[int], position: Tensor) -> Tensor:
-        """The scores of a model with a scalar head at each `position`. `[N], [M] -> [M]`"""
-        scores: Tensor = self.root(tokens, lengths, position, None, 1.0)
-        return scores
-
     def logprobs(self, part: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probability of each trained token, and entropy of the distribution it was drawn from. `-> [M], [M]`"""
-        return self.logprobs_at(part.tokens, part.lengths, part.position, part.target, temperature=temperature)
+        found: tuple[Tensor, Tensor] = self.root(part.tokens, part.lengths, part.position, part.target, temperature)
+        return found
 
     def scores(self, part: MicroBatch) -> Tensor:
         """The score of a `ScalarModel` at each trained token. `-> [M]`"""
-        return self.scores_at(part.tokens, part.lengths, part.position)
+        scores: Tensor = self.root(part.tokens, part.lengths, part.position, None, 1.0)
+        return scores
 
     def scalar_model(self) -> ScalarModel:
         """A `ScalarModel` whose body has no values yet (`copy_from` gives each rank its rows)."""
@@ -140,7 +125,8 @@ class ShardedModel:
     def row_logprobs(self, row: Tensor, first: int) -> Tensor:
         """Log-probabilities at temperature 1 of the tokens of one row from `first` on. `[n] -> [n - first]`"""
         position = torch.arange(first - 1, len(row) - 1, device=self.device)
-        return self.logprobs_at(row[:-1], [len(row) - 1], position, row[first:], temperature=1.0)[0]
+        logprobs: Tensor = self.root(row[:-1], [len(row) - 1], position, row[first:], 1.0)[0]
+        return logprobs
 
     @contextmanager
     def resident(self) -> Iterator[None]:
@@ -171,13 +157,8 @@ class ShardedModel:
 
     def _moments(self) -> AdamW:
         if self._optimiser is None:
-            self._optimiser = AdamW(
-                [_local(p) for p in self._named().values()],
-                betas=self._betas,
-                weight_decay=self._decay,
-                device=self.device,
-                offload=self._offload,
-            )
+            own = [_local(p) for p in self._named().values()]
+            self._optimiser = AdamW(own, weight_decay=self._decay, device=self.device, offload=self._offload)
         return self._optimiser
 
     # ----------------------------------------------------------------------------------------------------------- weights
@@ -191,13 +172,10 @@ class ShardedModel:
         return {name: ParamShard(_parts(found[name]), shape, kind) for name, shape in self._shapes.items()}
 
     def params(self) -> Mapping[str, Tensor]:
+        """Raise: no rank has whole parameters."""
         raise RunnelError("each rank of this learner keeps a part of the parameters (learner.shard): use pieces()")
 
-    def masters(self) -> Mapping[str, Tensor]:
-        raise RunnelError("each rank of this learner keeps a part of the parameters (learner.shard): use pieces()")
-
-    def base_params(self) -> Mapping[str, Tensor]:
-        raise RunnelError("each rank of this learner keeps a part of the parameters (learner.shard): use pieces()")
+    masters = base_params = params
 
     def frozen_copy(self, *, offload: bool = False, moves: bool = False) -> Self:
         """The same model, fixed as it is now, in the same precision and over the same ranks."""
@@ -230,8 +208,8 @@ class ShardedModel:
                 _local(parameter).copy_(_local(theirs[name]))
 
     @torch.no_grad()
-    def move_towards(self, other: ShardedModel, fraction: float) -> None:
-        """Move the weights towards those of `other` by `fraction` of the difference; 1 copies them."""
+    def move_towards(self, other: Any, fraction: float) -> None:
+        """Move the weights towards those of `other` (of this class) by `fraction` of the difference; 1 copies them."""
         theirs = other._named()
         for name, parameter in self._named().items():
             own = _local(parameter)
@@ -293,6 +271,10 @@ class ShardedModel:
         return out
 
 
+TrainedModel = TokenModel | ShardedModel
+"""A model as the token learner uses it: whole on every rank, or sharded over the ranks."""
+
+
 class _Whole(nn.Module):
     """A model behind one call, from tokens to log-probabilities or scores: FSDP2 gathers weights only inside a call."""
 
@@ -320,11 +302,7 @@ def blocks_of(model: PreTrainedModel) -> list[nn.Module]:
 
 def copy_without_values(model: PreTrainedModel, *, device: str = "meta") -> PreTrainedModel:
     """A deep copy with uninitialised parameters; on the default device, meta, they have shapes only."""
-    empty = {
-        id(p): nn.Parameter(torch.empty_like(p, device=device, memory_format=torch.contiguous_format), requires_grad=False)
-        for p in model.parameters()
-    }
-    return copy.deepcopy(model, dict(empty))
+    return copy_modules(model, lambda x: torch.empty_like(x, device=device, memory_format=torch.contiguous_format))
 
 
 def _local(x: Tensor) -> Tensor:

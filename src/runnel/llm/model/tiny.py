@@ -56,24 +56,18 @@ EXACT = {
     if SIZES[name] == WIDTH or name.endswith(("n_head", "n_heads", "attention_heads")) or name == "head_dim"
 }
 """Numbers that are set to exactly their size, because width, heads and head size must fit each other."""
+_ZAMBA: dict[str, object] = {
+    "num_hidden_layers": 4,
+    "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    "attention_hidden_size": 2 * WIDTH,
+    "attention_head_dim": 2 * HEAD,
+}
 FAMILIES: dict[str, dict[str, object]] = {
     "hrm_text": {"num_hidden_layers": 16},
     "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
     "mamba2": {"num_heads": 8},
-    "zamba": {
-        "num_hidden_layers": 4,
-        "layers_block_type": ["linear_attention", "hybrid"] * 2,
-        "attention_hidden_size": 2 * WIDTH,
-        "attention_head_dim": 2 * HEAD,
-    },
-    "zamba2": {
-        "num_hidden_layers": 4,
-        "layers_block_type": ["linear_attention", "hybrid"] * 2,
-        "hybrid_layer_ids": [1, 3],
-        "attention_hidden_size": 2 * WIDTH,
-        "attention_head_dim": 2 * HEAD,
-        "n_mamba_heads": 8,
-    },
+    "zamba": _ZAMBA,
+    "zamba2": {**_ZAMBA, "hybrid_layer_ids": [1, 3], "n_mamba_heads": 8},
 }
 """Further settings of some families, in which some numbers depend on others."""
 
@@ -97,7 +91,7 @@ def _smaller(data: Mapping[str, object]) -> dict[str, object]:
             out[name] = _rope(value, data)
         elif isinstance(value, Mapping):
             out[name] = _smaller(value)
-        elif isinstance(value, list) and chosen and len(value) == _depth(data):
+        elif isinstance(value, list) and chosen and len(value) == _first_int(data, DEPTHS, 0):
             out[name] = list(range(len(chosen))) if _are_all(value) else [_least(name, value[i]) for i in chosen]
         else:
             out[name] = [_least(name, x) for x in value] if isinstance(value, list) else _least(name, value)
@@ -117,10 +111,6 @@ DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_lay
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "linear_num_value_heads", "num_global_key_value_heads")
 
 
-def _depth(data: Mapping[str, object]) -> int:
-    return _first_int(data, DEPTHS, 0)
-
-
 def _first_int(data: Mapping[str, object], names: Sequence[str], otherwise: int) -> int:
     """The first of the named numbers that is an integer above 0."""
     return next((value for name in names if isinstance(value := data.get(name), int) and value > 0), otherwise)
@@ -128,7 +118,7 @@ def _first_int(data: Mapping[str, object], names: Sequence[str], otherwise: int)
 
 def _layers(data: Mapping[str, object]) -> list[int]:
     """One layer of each kind, by what the lists with an entry for each layer say; at least two."""
-    depth = _depth(data)
+    depth = _first_int(data, DEPTHS, 0)
     lists = [value for value in data.values() if isinstance(value, list) and depth and len(value) == depth]
     lists = [value for value in lists if not _are_all(value)]
     if not lists:
@@ -179,12 +169,12 @@ def _within(value: object) -> object:
     return min(value, VOCABULARY - 1) if isinstance(value, int) else value
 
 
-def tiny_model(config: PretrainedConfig, *, seed: int = 0) -> PreTrainedModel:
+def tiny_model(config: PretrainedConfig) -> PreTrainedModel:
     """A model of a tiny config, in float32 and evaluation mode, with random weights large enough that its logits differ."""
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():

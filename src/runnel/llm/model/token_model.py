@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -21,20 +21,12 @@ from runnel.core.state import State
 from runnel.llm.learning.batches import MicroBatch
 from runnel.llm.model.adamw import AdamW, on_host
 from runnel.llm.model.attention import PackedRows, fold, packed_attention
-from runnel.llm.model.causal_lm import (
-    ScalarModel,
-    copy_model,
-    hidden_states,
-    load_model_params,
-    model_params,
-    output_head,
-    shared_copy,
-)
+from runnel.llm.model.causal_lm import ScalarModel, copy_model, hidden_states, load_model_params, output_head, shared_copy
 from runnel.llm.model.decoder import Decoder, Recompute, supported
 from runnel.llm.model.graphed import GraphedDecoder
 from runnel.llm.model.logprobs import head_logprobs, token_logprobs
 from runnel.llm.model.lora import Adapters, LoraConfig, MergedModel, make_adapters, plain_names, unwrapped, wrap_modules
-from runnel.llm.model.pack import pack, pack_tensors, packed, packed_order, split_like
+from runnel.llm.model.pack import pack, pack_tensors, packed, packed_parameters, split_like
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,7 +58,6 @@ class TokenModel:
         device: str = "cpu",
         precision: Precision = "float32",
         weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.95),
         recompute: Recompute = "none",
         frozen: bool = False,
         lora: LoraConfig | None = None,
@@ -76,15 +67,14 @@ class TokenModel:
         foreign: bool = False,
     ) -> None:
         self.model, self.device, self.precision = model, torch.device(device), precision
-        self.frozen, self._recompute, self._decay, self._betas = frozen, recompute, weight_decay, betas
-        self._foreign = foreign
+        self.frozen, self._recompute, self._decay, self._foreign = frozen, recompute, weight_decay, foreign
         self.adapters = adapters
         if lora is not None:
             self.adapters = make_adapters(model, lora) if supported(model) else wrap_modules(model, lora)
         self._offload = offload and not (frozen and self.adapters is not None)  # frozen adapters are too small to be worth it
         kind = DTYPES[precision]
         self._base = self._pack_base(kind)
-        self._trained = self._own_parameters() if self.adapters is None else self.adapters.tensors
+        self._trained: Mapping[str, Tensor] = packed_parameters(model) if self.adapters is None else self.adapters.tensors
         place = next(iter(self._trained.values())).device
         # the float32 masters start from the weights as given, before these are rounded to the precision of the passes
         start = None if frozen or precision != "bfloat16" else pack_tensors(self._trained, dtype=torch.float32, device=place)
@@ -135,16 +125,9 @@ class TokenModel:
             return packed(self.model, dtype=kind, device=self.device)
         return pack(self.model, dtype=kind, device=self.device, names=rest)
 
-    def _own_parameters(self) -> dict[str, Tensor]:
-        """All parameters of the model, in the order of the packed vector."""
-        own = dict(self.model.named_parameters())
-        return {name: own[name] for name in packed_order(self.model)}
-
     def _allocate(self) -> None:
         self._grad = torch.zeros_like(self._master, device=self.device)
-        self._optimiser = AdamW(
-            [self._master], betas=self._betas, weight_decay=self._decay, device=self.device, offload=self._offload
-        )
+        self._optimiser = AdamW([self._master], weight_decay=self._decay, device=self.device, offload=self._offload)
         # the decoder adds gradients in float32; autograd gives those of other modules in the dtype of their weights
         direct = self._vector is self._master or self._decoder is not None
         self._micro_grad = self._grad if direct else torch.zeros_like(self._vector)
@@ -263,7 +246,7 @@ class TokenModel:
 
     def base_params(self) -> dict[str, Tensor]:
         """Live weights of the plain model, without adapters, as `start_from` reads them."""
-        return model_params(self.model) if self.adapters is None else plain_names(self.model)
+        return plain_names(self.model)
 
     def merged_copy(self) -> PreTrainedModel:
         """A plain copy of the model, with adapters merged into its weights."""
@@ -292,8 +275,8 @@ class TokenModel:
         )
 
     @torch.no_grad()
-    def move_towards(self, other: TokenModel, fraction: float) -> None:
-        """Move the weights towards those of `other` by `fraction` of the difference; 1 copies them."""
+    def move_towards(self, other: Any, fraction: float) -> None:
+        """Move the weights towards those of `other` (of this class) by `fraction` of the difference; 1 copies them."""
         with self.resident(changes=True):
             if fraction == 1.0:
                 self._vector.copy_(other._vector)
@@ -328,9 +311,7 @@ class TokenModel:
             self.model.get_parameter(name).copy_(value)
         if self._decoder is None:
             self._merged.load(adapters)
-        elif self._loaded is not None and self._loaded.has_names_of(adapters):
-            self._loaded.copy_from(adapters)
-        else:
+        elif self._loaded is None or not self._loaded.copy_from(adapters):
             self._loaded = adapters.own(dtype=self._vector.dtype, device=self.device)
             self._decoder.adapt(self._loaded.tensors, self._loaded.scale)
             self._make_graphs()
@@ -347,7 +328,7 @@ class TokenModel:
             state |= {"rest": own, "base": {"mark": bit_sum(self._base), "precision": self.precision}}
         if self.frozen:
             with self.resident():
-                state["model"] = {k: v.detach().to("cpu", copy=True) for k, v in self._named(self._vector).items()}
+                state["model"] = self._named(self._vector.to("cpu", copy=True))
             if self._average is not None:
                 state["average"] = self._named(self._average.to("cpu", copy=True))
             return state

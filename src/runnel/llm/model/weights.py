@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -103,27 +102,18 @@ class LowRank:
     scale: float
     joint: Tensor | None = None
     """`B` of all in one block-diagonal matrix `[out, R]`: an engine that decodes a few rows then launches one kernel instead of
-    several. It is a copy; `renew` updates it."""
+    several. It is a copy, which `join` makes and updates."""
 
     def join(self, num_rows: int) -> None:
-        """Use one joined matrix for all `num_rows` rows from now on."""
-        only = self.ups[0].weight.value
-        if len(self.ups) == 1 and only.shape[0] == num_rows:
-            self.joint = only
+        """Use one joined matrix for all `num_rows` rows from now on; call it again after values have changed in place."""
+        first = self.ups[0].weight.value
+        if len(self.ups) == 1 and first.shape[0] == num_rows:
+            self.joint = first  # nothing to join, so no copy
             return
-        self.joint = only.new_zeros((num_rows, self.down.value.shape[0]))
-        self.renew()
-
-    def renew(self) -> None:
-        """Update the joined copy after the adapters' values have changed in place."""
-        if self.joint is not None and self.joint is not self.ups[0].weight.value:
-            for up in self.ups:
-                self.joint[up.rows, up.ranks] = up.weight.value
-
-    def each(self, change: Callable[[Weight], Weight]) -> LowRank:
-        """Adapters with `change` applied to every weight."""
-        ups = tuple(replace(up, weight=change(up.weight)) for up in self.ups)
-        return LowRank(change(self.down), ups, self.scale)
+        if self.joint is None:
+            self.joint = first.new_zeros((num_rows, self.down.value.shape[0]))
+        for up in self.ups:
+            self.joint[up.rows, up.ranks] = up.weight.value
 
     def inner(self, x: Tensor) -> Tensor:
         """`scale * x A^T`. `[N, in] -> [N, R]`"""

@@ -79,7 +79,10 @@ def test_chunked_logprobs_and_entropies_have_the_gradients_of_whole_ones(device,
         return logprob, entropy, *torch.autograd.grad((a * logprob + b * entropy).sum(), (h, w))
 
     whole = gradients(lambda h, w: logprobs_from_logits(h @ w.t(), targets, temperature=0.7))
-    parts = gradients(lambda h, w: token_logprobs(h, targets, Weight(w), temperature=0.7, chunk_size=chunk))
+    leaf, sink = hidden.clone().requires_grad_(), torch.zeros_like(weight)
+    logprob, entropy = token_logprobs(leaf, targets, Weight(weight, sink), temperature=0.7, chunk_size=chunk)
+    (a * logprob + b * entropy).sum().backward()
+    parts = logprob, entropy, leaf.grad, sink
     through = gradients(lambda h, w: head_logprobs(h, targets, lambda x: x @ w.t(), temperature=0.7, chunk_size=chunk))
     for x, y, z in zip(whole, parts, through, strict=True):
         torch.testing.assert_close(y, x, atol=2e-4, rtol=1e-4)
@@ -106,8 +109,8 @@ def test_parts_of_a_block_on_cuda_are_those_of_the_cpu(part):
         out = {
             "norm": lambda: blocks.rms_norm(a, made["norm"], eps=1e-5),
             "add_norm": lambda: torch.stack(blocks.add_rms_norm(a, b, made["norm"], eps=1e-5)),
-            "rotate": lambda: blocks.rotate(heads, cos, sin),
-            "rotate_some": lambda: torch.cat(blocks.rotate_some(heads, cos, sin, 3), dim=1),
+            "rotate": lambda: blocks.rotate(heads, cos, sin, 4)[0],
+            "rotate_some": lambda: torch.cat(blocks.rotate(heads, cos, sin, 3), dim=1),
             "mlp": lambda: blocks.gated_mlp(a, made["up"], made["down"]),
             "mlp_again": lambda: blocks.gated_mlp(a, made["up"], made["down"], recompute=True),
             "project": lambda: blocks.project(a, made["up"], made["bias"]),

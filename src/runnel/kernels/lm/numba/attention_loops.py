@@ -29,8 +29,8 @@ from runnel.kernels.lm.numba.loop_maths import (
     larger,
     load,
     number,
+    pieces,
     store,
-    take,
 )
 from runnel.kernels.lm.numba.loop_tiles import products, to_lanes, weigh
 from runnel.kernels.lm.numba.loops import Loop
@@ -61,21 +61,13 @@ def _forward(words):
     """Words: heads, key-value heads, head size; turned, value, its row stride, bounds, trunks, scale, out, log of sums; memory
     of a thread, its size."""
     heads, kv_heads, size = words[3], words[4], words[5]
-    turned, value, value_row, bounds, trunks = (
-        floats(words[6]),
-        floats(words[7]),
-        words[8],
-        integers(words[9]),
-        integers(words[10]),
-    )
+    turned, value, value_row = floats(words[6]), floats(words[7]), words[8]
+    bounds, trunks = integers(words[9]), integers(words[10])
     scale, out, logs = np.float32(number(words[11])), floats(words[12]), floats(words[13])
     memory, query = floats(words[14]), enter(words) * words[15]
     best, early = query + size * TILE, query + (size + 2) * TILE
     total, row, out_row, group = best + TILE, (heads + kv_heads) * size, heads * size, heads // kv_heads
-    while True:
-        piece = take(words)
-        if piece >= words[1]:
-            return
+    for piece in pieces(words):
         r, kv = piece // kv_heads, piece % kv_heads
         start, end, before = bounds[r], bounds[r + 1], trunks[2 * r + 1]
         key, val = start * row + (heads + kv) * size, start * value_row + kv * size
@@ -127,22 +119,14 @@ def _backward(words):
     """Words: heads, key-value heads, head size, longest; turned, value, its row stride, bounds, trunks, families, scale, grad,
     log of sums; dturned, dvalue; memory of a thread, its size."""
     heads, kv_heads, size, longest = words[3], words[4], words[5], words[6]
-    turned, value, value_row, bounds, trunks = (
-        floats(words[7]),
-        floats(words[8]),
-        words[9],
-        integers(words[10]),
-        integers(words[11]),
-    )
+    turned, value, value_row = floats(words[7]), floats(words[8]), words[9]
+    bounds, trunks = integers(words[10]), integers(words[11])
     families, scale, grad, logs = integers(words[12]), np.float32(number(words[13])), floats(words[14]), floats(words[15])
     dturned, dvalue, memory, query = floats(words[16]), floats(words[17]), floats(words[18]), enter(words) * words[19]
     given, log = query + size * TILE, query + 2 * size * TILE
     early, dearly = log + TILE, log + (1 + longest) * TILE
     row, out_row, dvalue_row, group = (heads + kv_heads) * size, heads * size, kv_heads * size, heads // kv_heads
-    while True:
-        piece = take(words)
-        if piece >= words[1]:
-            return
+    for piece in pieces(words):
         family, kv = piece // kv_heads, piece % kv_heads
         at_key, at_val = (heads + kv) * size, kv * size
         start, end = bounds[families[family]], bounds[families[family + 1]]

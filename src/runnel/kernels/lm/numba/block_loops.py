@@ -10,8 +10,8 @@ import torch
 
 from runnel.kernels.jit import forget_older
 from runnel.kernels.lm.numba import loop_maths
-from runnel.kernels.lm.numba.loop_maths import exp, floats, number, take
-from runnel.kernels.lm.numba.loops import Loop, split
+from runnel.kernels.lm.numba.loop_maths import exp, floats, number, pieces
+from runnel.kernels.lm.numba.loops import Loop
 
 forget_older(__file__, loop_maths.__file__)
 
@@ -27,10 +27,7 @@ def _rms_forward(words):
     x, delta, total, weight = floats(words[6]), floats(words[7]), floats(words[8]), floats(words[9])
     out, inverse, eps = floats(words[10]), floats(words[11]), number(words[12])
     adds = words[7] != 0
-    while True:
-        piece = take(words)
-        if piece >= words[1]:
-            return
+    for piece in pieces(words):
         for row in range(piece * size, min(rows, (piece + 1) * size)):
             at, square = row * width, np.float32(0.0)
             if adds:
@@ -54,8 +51,7 @@ def rms_forward(x, add, weight, eps):
     rows = x.numel() // width if width else 0
     out, inverse = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1))
     delta, total = (0, 0) if add is None else (add[0].contiguous(), add[1])
-    size = split(rows, width)
-    _rms_forward(-(-rows // size), rows, size, width, x, delta, total, weight, out, inverse, eps)
+    _rms_forward.by_rows(rows, width, width, x, delta, total, weight, out, inverse, eps)
     return out, inverse
 
 
@@ -66,10 +62,7 @@ def _rms_backward(words):
     grad, dtotal, x, weight = floats(words[6]), floats(words[7]), floats(words[8]), floats(words[9])
     inverse, dx, dweight = floats(words[10]), floats(words[11]), floats(words[12])
     adds = words[7] != 0
-    while True:
-        piece = take(words)
-        if piece >= words[1]:
-            return
+    for piece in pieces(words):
         total = piece * width
         for j in range(width):
             dweight[total + j] = np.float32(0.0)
@@ -106,10 +99,7 @@ def _rotate(words):
     rows, size, heads, half = words[3], words[4], words[5], words[6]
     x, x_row, cos, sin = floats(words[7]), words[8], floats(words[9]), floats(words[10])
     out, out_row, sign = floats(words[11]), words[12], np.float32(words[13])
-    while True:
-        piece = take(words)
-        if piece >= words[1]:
-            return
+    for piece in pieces(words):
         for row in range(piece * size, min(rows, (piece + 1) * size)):
             angle = row * half
             for head in range(heads):
@@ -125,22 +115,8 @@ def rotate(x, cos, sin, out, *, back):
     """`x [N, H, D]` turned by its positions, or back, into `out`. Heads lie side by side; rows may lie apart."""
     x = x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
     rows, heads, width = x.shape
-    size = split(rows, heads * width)
-    sign = -1 if back else 1
-    _rotate(
-        -(-rows // size),
-        rows,
-        size,
-        heads,
-        width // 2,
-        x,
-        x.stride(0),
-        cos.contiguous(),
-        sin.contiguous(),
-        out,
-        out.stride(0),
-        sign,
-    )
+    given = (x, x.stride(0), cos.contiguous(), sin.contiguous(), out, out.stride(0), -1 if back else 1)
+    _rotate.by_rows(rows, heads * width, heads, width // 2, *given)
 
 
 # --------------------------------------------------------------------------------------------------------- gated units
@@ -149,10 +125,7 @@ def _swiglu_forward(words):
     """Words: rows, rows of a piece, inner width, x, out."""
     rows, size, width = words[3], words[4], words[5]
     x, out = floats(words[6]), floats(words[7])
-    while True:
-        piece = take(words)
-        if piece >= words[1]:
-            return
+    for piece in pieces(words):
         for row in range(piece * size, min(rows, (piece + 1) * size)):
             gate, to = row * 2 * width, row * width
             for j in range(width):
@@ -164,9 +137,7 @@ def swiglu_forward(x):
     """`silu(gate) * up`."""
     x, width = x.contiguous(), x.shape[-1] // 2
     out = x.new_empty((*x.shape[:-1], width))
-    rows = x.shape[0]
-    size = split(rows, 2 * width)
-    _swiglu_forward(-(-rows // size), rows, size, width, x, out)
+    _swiglu_forward.by_rows(x.shape[0], 2 * width, width, x, out)
     return out
 
 
@@ -175,10 +146,7 @@ def _swiglu_backward(words):
     """Words: rows, rows of a piece, inner width, grad, x, dx, out."""
     rows, size, width = words[3], words[4], words[5]
     grad, x, dx, out = floats(words[6]), floats(words[7]), floats(words[8]), floats(words[9])
-    while True:
-        piece = take(words)
-        if piece >= words[1]:
-            return
+    for piece in pieces(words):
         for row in range(piece * size, min(rows, (piece + 1) * size)):
             gate, at = row * 2 * width, row * width
             for j in range(width):
@@ -195,6 +163,5 @@ def swiglu_backward(grad, x):
     grad, x = grad.contiguous(), x.contiguous()
     rows, width = grad.shape
     dx, out = torch.empty_like(x), torch.empty_like(grad)
-    size = split(rows, 2 * width)
-    _swiglu_backward(-(-rows // size), rows, size, width, grad, x, dx, out)
+    _swiglu_backward.by_rows(rows, 2 * width, width, grad, x, dx, out)
     return dx, out

@@ -22,8 +22,8 @@ from runnel.kernels.lm.numba.loop_maths import (
     largest,
     load,
     number,
+    pieces,
     store,
-    take,
     total,
 )
 from runnel.kernels.lm.numba.loops import Loop
@@ -64,10 +64,8 @@ def attend(query, q, cache, base, values, count, size, scores, s, scale, out, to
         for j in range(0, count - count % 4, 4):
             at = values + j * size + d
             s0, s1 = add(s0, scores[s + j], load(cache, at)), add(s1, scores[s + j + 1], load(cache, at + size))
-            s2, s3 = (
-                add(s2, scores[s + j + 2], load(cache, at + 2 * size)),
-                add(s3, scores[s + j + 3], load(cache, at + 3 * size)),
-            )
+            s2 = add(s2, scores[s + j + 2], load(cache, at + 2 * size))
+            s3 = add(s3, scores[s + j + 3], load(cache, at + 3 * size))
         for j in range(count - count % 4, count):
             s0 = add(s0, scores[s + j], load(cache, values + j * size + d))
         store(out, to + d, add(fill(F0), share, add(add(s0, F1, s1), F1, add(s2, F1, s3))))
@@ -87,10 +85,7 @@ def _decode(words):
     keys, to_values, slot_step, head_step = floats(words[10]), words[11], words[12], words[13]
     positions, scores, out, scale = integers(words[14]), floats(words[15]), floats(words[16]), np.float32(number(words[17]))
     group, s = heads // kv_heads, enter(words) * longest
-    while True:
-        piece = take(words)
-        if piece >= words[1]:
-            return
+    for piece in pieces(words):
         row, kv = piece // kv_heads, piece % kv_heads
         position, base = positions[row], row * slot_step + kv * head_step
         new = (row * (heads + kv_heads) + heads + kv) * size

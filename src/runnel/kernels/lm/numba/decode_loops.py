@@ -22,7 +22,6 @@ from runnel.kernels.lm.numba.loop_maths import (
     add,
     enter,
     exp,
-    fetch,
     fill,
     floats,
     fused,
@@ -31,8 +30,8 @@ from runnel.kernels.lm.numba.loop_maths import (
     load,
     number,
     over,
+    pieces,
     store,
-    take,
 )
 from runnel.kernels.lm.numba.loop_tiles import to_lanes, to_rows, wide_products
 from runnel.kernels.lm.numba.loops import Loop
@@ -127,10 +126,8 @@ def _step(words):
     seen = own + every * TILE
     scores = seen + seen_width * TILE
     embed, last = floats(weights[10 * layers]), floats(weights[10 * layers + 1])
-    while True:
-        first = take(words) * TILE
-        if first >= rows:
-            return
+    for piece in pieces(words):
+        first = piece * TILE
         num = min(TILE, rows - first)
         for i in range(TILE):
             for d in range(width):
@@ -142,12 +139,6 @@ def _step(words):
             to_rows(memory, own, every, memory, wide, TILE, num, every)
             for i in range(num):
                 row, position = own + i * every, positions[first + i]
-                if i < num - 1:
-                    for kv in range(kv_heads):
-                        keys = layer * layer_step + (first + i + 1) * slot_step + kv * head_step
-                        for d in range(0, positions[first + i + 1] * size, LANES):
-                            fetch(cache, keys + d)
-                            fetch(cache, keys + values_step + d)
                 for head in range(heads + kv_heads):
                     if weights[w + 3] != 0:
                         _norm_head(memory, row + head * size, floats(weights[w + (3 if head < heads else 4)]), size, eps)

@@ -39,8 +39,18 @@ def _counter(index):
     return next_of
 
 
-take, enter = _counter(0), _counter(2)
+_take, enter = _counter(0), _counter(2)
 """The number of the next piece; the number of this thread, for memory of its own."""
+
+
+@njit(error_model="numpy")  # not cached: Numba cannot call a generator that it has loaded from its cache
+def pieces(words):
+    """The pieces of work for this thread, until none is left."""
+    while True:
+        piece = _take(words)
+        if piece >= words[1]:
+            return
+        yield piece
 
 
 def _pointer(kind):
@@ -119,21 +129,6 @@ def store(context, pointer, at, lanes):
         return target.get_dummy_value()
 
     return types.void(pointer, types.int64, lanes), build
-
-
-@intrinsic
-def fetch(context, pointer, at):
-    """Ask for the line of memory at `pointer[at]`, which is read soon."""
-
-    def build(target, builder, signature, args):
-        bits = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), bits, bits, bits])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        place = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
-        builder.call(function, [place, bits(0), bits(2), bits(1)])
-        return target.get_dummy_value()
-
-    return types.void(pointer, types.int64), build
 
 
 @intrinsic

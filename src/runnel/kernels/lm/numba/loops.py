@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 
 Words = ctypes.Array[ctypes.c_int64]
+PIECE = 65536
+"""Elements of a piece of rows."""
 
 
 class Loop:
@@ -46,6 +48,12 @@ class Loop:
             team(self._address, words, threads, 0)
         else:
             call(words)
+
+    def by_rows(self, rows: int, size: int, *given: Tensor | int | float) -> None:
+        """Work on `rows` rows of `size` elements each, in pieces of so many rows that the cost of scheduling one is small. The
+        loop gets the number of rows and the number of rows of a piece, then what is `given`."""
+        of_piece = max(1, min(rows, -(-PIECE // max(size, 1))))
+        self(-(-rows // of_piece), rows, of_piece, *given)
 
     def _compile(self) -> Callable[[Words], None]:
         from runnel.kernels.lm.numba.loop_maths import compile_loop
@@ -78,11 +86,6 @@ def without_loops() -> Iterator[None]:
 def loops(*tensors: Tensor) -> bool:
     """Whether compiled loops serve these tensors: float32 on the CPU, with Numba."""
     return not _plain and all(x.dtype == torch.float32 and x.is_cpu for x in tensors) and has_numba()
-
-
-def split(rows: int, size: int, *, work: int = 65536) -> int:
-    """Rows of a piece, if a row has `size` elements: enough that the cost of scheduling a piece is small."""
-    return max(1, min(rows, -(-work // max(size, 1))))
 
 
 def _word(x: Tensor | float) -> int:

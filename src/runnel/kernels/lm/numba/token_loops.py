@@ -10,8 +10,8 @@ import torch
 
 from runnel.kernels.jit import forget_older
 from runnel.kernels.lm.numba import loop_maths
-from runnel.kernels.lm.numba.loop_maths import doubles, exp, floats, integers, jit, number, take
-from runnel.kernels.lm.numba.loops import Loop, split
+from runnel.kernels.lm.numba.loop_maths import doubles, exp, floats, integers, jit, number, pieces
+from runnel.kernels.lm.numba.loops import Loop
 
 forget_older(__file__, loop_maths.__file__)
 
@@ -80,31 +80,6 @@ def _append(row, new, logprob, numbers, every, stops, num_stops, to_tokens, to_l
 
 
 @Loop
-def _draw(words):
-    """Words: vocabulary, blocks, logits, heat, uniform; exponentials, sums of blocks (one row a piece); token, logprob."""
-    size, blocks, logits, heat, uniform = words[3], words[4], floats(words[5]), floats(words[6]), doubles(words[7])
-    shares, sums, token, logprob = floats(words[8]), doubles(words[9]), integers(words[10]), floats(words[11])
-    while True:
-        row = take(words)
-        if row >= words[1]:
-            return
-        new, logp = _choose(logits, row * size, size, heat[row], uniform[row], shares, sums, row * blocks, blocks)
-        token[row], logprob[row] = new, logp
-
-
-def draw(logits, heat, uniform):
-    """`sampling.draw` for float32 on the CPU."""
-    logits = logits.contiguous()
-    rows, size = logits.shape
-    blocks = -(-size // BLOCK)
-    token, logprob = torch.empty(rows, dtype=torch.int64), logits.new_empty(rows)
-    shares, sums = torch.empty_like(logits), torch.empty((rows, blocks), dtype=torch.float64)
-    given = (logits, heat.float().contiguous(), uniform.double().contiguous())
-    _draw(rows, size, blocks, *given, shares, sums, token, logprob)
-    return token, logprob
-
-
-@Loop
 def _record(words):
     """Words: count, rows, token, logprob, drawn (0: none); numbers of all rows, how many rows there are; stops, how many a
     row; tokens, logprobs, drawn, how many columns. One piece."""
@@ -137,10 +112,7 @@ def _advance(words):
     shares, sums, heat, uniform = floats(words[7]), doubles(words[8]), floats(words[9]), doubles(words[10])
     numbers, every, stops, num_stops = integers(words[11]), words[12], integers(words[13]), words[14]
     to_tokens, to_logprobs, columns = integers(words[15]), floats(words[16]), words[17]
-    while True:
-        i = take(words)
-        if i >= words[1]:
-            return
+    for i in pieces(words):
         row = rows[i]
         if numbers[4 * every + row] != 0:
             u = uniform[row * columns + min(numbers[2 * every + row], columns - 1)]
@@ -149,8 +121,9 @@ def _advance(words):
 
 
 def advance(rows, logits, heat, uniforms, numbers, stops, made):
-    """`draw` and `record` in one: a token for each of `rows` that is active. `heat [R]` and `uniforms [R, T]` are those of all
-    rows; `numbers` and `stops` as in `record`, `made` is where tokens and log-probabilities go `[R, T]`."""
+    """Draw a token, as `logprobs.draw` does, for each of `rows` that is active, and `record` it. `heat [R]` and
+    `uniforms [R, T]` are those of all rows; `numbers` and `stops` as in `record`, `made` is where tokens and log-probabilities
+    go `[R, T]`."""
     logits = logits.contiguous()
     count, size = logits.shape
     blocks = -(-size // BLOCK)
@@ -166,10 +139,7 @@ def _summarise(words):
     rows, rows_of, size, logits, targets = words[3], words[4], words[5], floats(words[6]), integers(words[7])
     heat, logprob, entropy, total = number(words[8]), floats(words[9]), floats(words[10]), floats(words[11])
     by = np.float32(1.0 / heat)
-    while True:
-        piece = take(words)
-        if piece >= words[1]:
-            return
+    for piece in pieces(words):
         for row in range(piece * rows_of, min(rows, (piece + 1) * rows_of)):
             at, top = row * size, np.float32(-np.inf)
             broken = np.float32(0.0)
@@ -195,9 +165,7 @@ def summarise(logits, targets, temperature):
     """Log-probability, entropy, and the log of the sum of exponentials. `[C, V], [C] -> 3 x [C]`"""
     rows, size = logits.shape
     out = logits.new_empty((3, rows))
-    rows_of = split(rows, size)
-    targets = targets.contiguous()
-    _summarise(-(-rows // rows_of), rows, rows_of, size, logits, targets, float(temperature), *out.unbind(0))
+    _summarise.by_rows(rows, size, size, logits, targets.contiguous(), float(temperature), *out.unbind(0))
     return tuple(out.unbind(0))
 
 
@@ -208,10 +176,7 @@ def _differentiate(words):
     heat, dlogprob, dentropy = number(words[8]), floats(words[9]), floats(words[10])
     entropy, total, out = floats(words[11]), floats(words[12]), floats(words[13])
     by = np.float32(1.0 / heat)
-    while True:
-        piece = take(words)
-        if piece >= words[1]:
-            return
+    for piece in pieces(words):
         for row in range(piece * rows_of, min(rows, (piece + 1) * rows_of)):
             at, gp, ge, h, whole = row * size, dlogprob[row], dentropy[row], entropy[row], total[row]
             for j in range(size):
@@ -223,7 +188,6 @@ def _differentiate(words):
 def differentiate(logits, targets, grads, temperature):
     """The gradient of the logits. `[C, V]`"""
     rows, size = logits.shape
-    rows_of, out = split(rows, size), torch.empty_like(logits)
-    grads, targets = [g.float().contiguous() for g in grads], targets.contiguous()
-    _differentiate(-(-rows // rows_of), rows, rows_of, size, logits, targets, float(temperature), *grads, out)
+    out, grads = torch.empty_like(logits), [g.float().contiguous() for g in grads]
+    _differentiate.by_rows(rows, size, size, logits, targets.contiguous(), float(temperature), *grads, out)
     return out

@@ -3,13 +3,7 @@
 
 import torch
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # torch for the CPU comes without Triton: then nothing here is ever called
-    from types import SimpleNamespace
-
-    triton, tl = SimpleNamespace(jit=lambda kernel: kernel), SimpleNamespace(constexpr=lambda value: value)
+from runnel.kernels.lm.triton import tl, triton
 
 
 # ------------------------------------------------------------------------------------------------------- normalisation

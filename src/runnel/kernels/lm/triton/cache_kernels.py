@@ -6,13 +6,7 @@ The queries that share a key-value head are one small matrix, so keys and values
 
 import torch
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # torch for the CPU comes without Triton: then nothing here is ever called
-    from types import SimpleNamespace
-
-    triton, tl = SimpleNamespace(jit=lambda kernel: kernel), SimpleNamespace(constexpr=lambda value: value)
+from runnel.kernels.lm.triton import tl, triton
 
 
 @triton.jit
@@ -32,7 +26,6 @@ def _decode(
     cache_slot,
     cache_head,
     HEADS: tl.constexpr,
-    KV: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_G: tl.constexpr,
     D: tl.constexpr,
@@ -125,23 +118,13 @@ def decode_attention(turned, value, keys, values, positions, *, scale):
         part = torch.empty((rows, splits, heads, size), dtype=torch.float32, device=out.device)
         peak, total = (torch.empty((rows, splits, heads), dtype=torch.float32, device=out.device) for _ in range(2))
     block_d = triton.next_power_of_2(size)
+    tensors = (turned, value, keys, values, positions, out, part, peak, total)
+    strides = (turned.stride(0), value.stride(0), keys.stride(0), keys.stride(1))
     _decode[(rows, kv, splits)](
-        turned,
-        value,
-        keys,
-        values,
-        positions,
-        out,
-        part,
-        peak,
-        total,
+        *tensors,
         scale,
-        turned.stride(0),
-        value.stride(0),
-        keys.stride(0),
-        keys.stride(1),
+        *strides,
         HEADS=heads,
-        KV=kv,
         GROUP=group,
         BLOCK_G=max(16, triton.next_power_of_2(group)),
         D=size,
@@ -225,16 +208,11 @@ def prefill_attention(turned, keys, values, blocks, *, scale):
     kv, size = keys.shape[1], keys.shape[3]
     heads = turned.shape[1] - kv
     out = torch.empty((turned.shape[0], heads * size), dtype=turned.dtype, device=turned.device)
+    strides = (turned.stride(0), keys.stride(0), keys.stride(1))
     _prefill[(blocks.shape[0], heads)](
-        turned,
-        keys,
-        values,
-        blocks,
-        out,
+        *(turned, keys, values, blocks, out),
         scale,
-        turned.stride(0),
-        keys.stride(0),
-        keys.stride(1),
+        *strides,
         HEADS=heads,
         GROUP=heads // kv,
         D=size,
