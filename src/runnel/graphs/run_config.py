@@ -149,7 +149,7 @@ class RunConfig:
         | stays("out", "name", why="a run stays in its folder")
         | stays("num_actors", why="workers and what is on its way between them are part of the checkpoint")
         | stays("deterministic", why="what was done so far was done that way")
-        | stays("init_from", why="it is for the start of a run")
+        | stays("init_from", "init", why="it is for the start of a run")
     )
 
     seed: int = bounded(1, at_least=0)
@@ -179,8 +179,10 @@ class RunConfig:
     refuses the asynchronous window, inference batches that merge requests of several actors (language models decode in fixed
     shapes instead) and vLLM."""
     init_from: str = ""
-    """Folder of a finished run whose published parameters this one starts from. Critics, optimisers, replay and schedules begin
-    anew; the run says which."""
+    """Folder of a run whose parameters this one starts from. The run says what it did not take."""
+    init: Literal["params", "learner"] = "params"
+    """With init_from. params: take the published parameters alone; critics, optimisers and statistics begin anew. learner: take
+    the whole learner of the newest checkpoint: optimiser, critics, targets, statistics, temperature."""
     stop_on: Literal["nothing", "collapse"] = "nothing"
     """collapse: end the run, with a checkpoint, as soon as a collapse is reported (docs/guides/collapse.md); its status is then
     `collapsed`. nothing: a collapse is reported, and the run goes on."""
@@ -250,6 +252,7 @@ class RunConfig:
         found = IN_ONE_PROCESS if self.launcher == "inproc" else {}
         found = found | ({} if self.launcher == "ray" else {"cluster.place": "is for launcher ray"})
         found = found | unused_names(self.track)
+        found = found | ({} if self.init_from else {"init": "says what to take from another run; give its folder as init_from"})
         found = found | ({} if self.trace else {"trace_mb": "is of a trace; set trace"})
         found = found | ({} if self.staleness.mode == "window" else OF_WINDOW)
         found = found | ({} if self.eval.samples else OF_SAMPLES) | self._unused_evaluations()

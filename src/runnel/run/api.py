@@ -45,7 +45,7 @@ from runnel.run.room import check_disk
 from runnel.run.session import Session, catch_signals, how_to_go_on, tell_job
 from runnel.run.tracing import LauncherTrace
 from runnel.run.trust import check_code, recipe_of, remember_run
-from runnel.run.warm import MODEL, warm_params
+from runnel.run.warm import MODEL, warm_learner, warm_params
 from runnel.run.wiring import place
 from runnel.run.zoo import about_zoo
 from runnel.track.collapse import Watcher
@@ -142,10 +142,11 @@ def train_config(
         _check_machine(experiment)
         odd, (notes, warned) = _warn(experiment.look()), _about_budget(experiment)
         warm, fell_back = warm_params(experiment)
+        learner = warm_learner(experiment)
         folder = _create_folder(recipe, experiment, command)
         with _told_of_disk(folder), folder.held():
             session = _open_session(experiment, folder, callbacks)
-            session.warm_params = None if warm is None else dict(warm.params)
+            session.warm_params, session.warm_learner = None if warm is None else dict(warm.params), learner
             session.notes = [*about_zoo(recipe, config), *told, *odd, *notes, *remember_run(folder)]
             session.warnings = [*warned, *fell_back]
             return _run(session, progress=progress)

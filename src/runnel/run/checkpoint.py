@@ -384,6 +384,13 @@ def read_parts(path: Path) -> dict[str, State]:
     return {name: read_part(path, name) for name in names}
 
 
+def read_learner(path: Path, trainer: str) -> dict[str, State]:
+    """The parts of a checkpoint that hold the learner of `trainer`: one for each rank."""
+    names = [p.stem for p in path.glob(f"worker-{trainer}*.json")]
+    ranks = [n for n in names if n == f"worker-{trainer}" or n.removeprefix(f"worker-{trainer}-").isdecimal()]
+    return {name: read_part(path, name) for name in ranks}
+
+
 def read_params(path: Path, part: str = "params") -> dict[str, Tensor]:
     """The published parameters of a checkpoint: those of the leading trainer, or another `part` (`params-NAME`)."""
     from safetensors.torch import load_file

@@ -12,11 +12,12 @@ from contextlib import ExitStack
 import torch
 
 from runnel.core.accounting import Accounting
-from runnel.core.contracts.learning import Learner, LoadsInitialParams, Sharded, StartsPartly
+from runnel.core.contracts.learning import HasReference, HasRng, Learner, LoadsInitialParams, Sharded, StartsPartly
 from runnel.core.errors import CheckpointError
 from runnel.core.sharding.param_shards import has_pieces, join_pieces
 from runnel.core.state import State, WorkerEvent
 from runnel.core.trace import TraceWriter
+from runnel.core.user_code import brief
 from runnel.core.weight_check import split
 from runnel.core.worker import Worker
 from runnel.flow.params import Channel, Kept
@@ -137,6 +138,30 @@ class ProcessGroup:
             trainer.emit(_told_start(learner, source))
         trainer.setup()  # publishes the new parameters
 
+    def take_learner(self, states: Mapping[str, State], source: str) -> None:
+        """Start the leading learner from the whole state of another run's, and publish it. `states`: the parts of its ranks."""
+        trainer = next((w for w in self.workers if isinstance(w, TrainerWorker | FollowingTrainer) and w.leads), None)
+        if trainer is None:
+            return
+        name = trainer.leader if isinstance(trainer, FollowingTrainer) else trainer.name
+        found = _joined(states)[f"worker-{name}"]
+        version, state = found["version"], {k: 0 if _is_version(k) else v for k, v in found["learner"].items()}
+        try:
+            trainer.learner.load_state_dict(state)
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:  # what learners raise for other states
+            fix = f"it has another form ({brief(str(error))}); use the same recipe and network, or --init params"
+            raise CheckpointError(f"init_from {source!r}: the learner of that run does not fit this one: {fix}") from error
+        if isinstance(trainer.learner, HasReference) and trainer.learner.frozen():
+            fix = "its reference was fixed at a version of that run; use --init params, which fixes a new one"
+            raise CheckpointError(f"init_from {source!r}: {fix}")
+        if isinstance(trainer, FollowingTrainer) and isinstance(trainer.learner, HasRng):
+            trainer.learner.reseed(0)
+        if isinstance(trainer, TrainerWorker):
+            taken = f"init_from {source!r}: took the whole learner of version {version}"
+            others = "environments, streams, replay memory, counts, schedules, other trainers"
+            trainer.emit({"kind": "event", "level": "info", "text": f"{taken}. Not taken, and so begun anew: {others}"})
+        trainer.setup()
+
     def round(self) -> int:
         """Poll each worker once. Returns the work done; 0 means that every one of them waits."""
         work = 0
@@ -242,6 +267,11 @@ def _published(trainer: TrainerWorker) -> dict[str, torch.Tensor]:
     if isinstance(trainer, LeadingTrainer) and isinstance(trainer.learner, Sharded):
         return dict(split(trainer.publisher.views(trainer.version))[0])  # all ranks have written there
     return dict(trainer.learner.params())
+
+
+def _is_version(entry: str) -> bool:
+    """Whether an entry of a learner's state counts its updates: it begins at 0 in another run. (`red/version`: of a team.)"""
+    return entry.rpartition("/")[2] == "version"
 
 
 def _started(learner: Learner) -> Mapping[str, torch.Tensor]:

@@ -45,6 +45,8 @@ class Session:
     resume_from: Path | None = None
     states: dict[str, State] | None = None
     warm_params: dict[str, Tensor] | None = None
+    warm_learner: Path | None = None
+    """The checkpoint of another run whose whole learner this one takes over."""
     notes: list[str] = field(default_factory=list)
     """What was chosen for the user when the run was made, or changed when it was resumed."""
     warnings: list[str] = field(default_factory=list)

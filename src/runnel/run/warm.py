@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runnel.core.config import override
@@ -48,6 +49,19 @@ def warm_params(experiment: Experiment) -> tuple[ParamSet | None, list[str]]:
     if experiment.export is None:  # of a language model its config was compared
         _check_fits(experiment, found)
     return found, [f"init_from {config.init_from!r}: {text}" for text in told]
+
+
+def warm_learner(experiment: Experiment) -> Path | None:
+    """With `init` learner: the checkpoint whose learner this run takes over."""
+    config = experiment.config
+    if config.init == "params":
+        return None
+    part = f"worker-{experiment.leader.name}"
+    path = Checkpoints(RunFolder.open(config.init_from, field="init_from").checkpoints).newest((part,))[0]
+    if not (path / f"{part}.json").is_file():
+        fix = f"checkpoint {path.name} of that run has no part {part!r}, only parameters; use --init params"
+        raise ConfigError("init", config.init, fix)
+    return path
 
 
 def _check_fits(experiment: Experiment, found: ParamSet) -> None:

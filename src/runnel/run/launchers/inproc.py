@@ -10,7 +10,7 @@ import torch
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DeadlockError, DiskError, EvaluationInterrupted, NonFiniteError, UnrestorableError
 from runnel.run.best import BestParams
-from runnel.run.checkpoint import write_parts
+from runnel.run.checkpoint import read_learner, write_parts
 from runnel.run.group import ProcessGroup
 from runnel.run.session import Session
 from runnel.run.tracing import open_recorder
@@ -40,8 +40,11 @@ def _launch(session: Session) -> str:
     ledger, group = session.ledger, _set_up(session)
     try:
         _lend_policy(session, group)
-        if session.warm_params is not None:
-            group.warm_start(session.warm_params, session.experiment.config.init_from)
+        source = session.experiment.config.init_from
+        if session.warm_learner is not None:
+            group.take_learner(read_learner(session.warm_learner, session.experiment.leader.name), source)
+        elif session.warm_params is not None:
+            group.warm_start(session.warm_params, source)
         session.begin()
         status = _rounds(session, group)
         if status != "interrupted":

@@ -26,7 +26,7 @@ from runnel.core.worker import count_alone, progressed
 from runnel.graphs.experiment import Experiment
 from runnel.run import registry
 from runnel.run.best import BestParams
-from runnel.run.checkpoint import read_params, read_parts, write_parts
+from runnel.run.checkpoint import read_learner, read_params, read_parts, write_parts
 from runnel.run.group import ProcessGroup
 from runnel.run.launchers.heartbeat import BEAT_S, Heartbeat
 from runnel.run.launchers.host import ControlLine, MemberLine
@@ -54,7 +54,7 @@ class Member:
         # A user's learner does not report progress itself, but every optimiser step of it does.
         register_optimizer_step_post_hook(lambda *_: progressed())
         self.line, self.outer, self._epoch = line, outer, epoch
-        self.config, self._clock = experiment.config, WallClock()
+        self.config, self._clock, self._leader = experiment.config, WallClock(), experiment.leader.name
         self.running = False
         self.done = False
         self._heartbeat = Heartbeat(self._clock)
@@ -137,8 +137,11 @@ class Member:
             self.line.send({"op": "started", "fresh": [], "told": told})
             return
         fresh = self.group.start(read_parts(Path(path)) if path else None, epoch=self._epoch)
-        if message["init_from"]:
-            self.group.warm_start(read_params(Path(message["init_from"])), self.config.init_from)
+        if source := message["init_from"]:
+            if self.config.init == "learner":
+                self.group.take_learner(read_learner(Path(source), self._leader), self.config.init_from)
+            else:
+                self.group.warm_start(read_params(Path(source)), self.config.init_from)
         self.line.send({"op": "started", "fresh": fresh})
 
     def _save(self, message: Message) -> None:

@@ -172,7 +172,8 @@ class Supervisor:
     def _init_from(self) -> str:
         if not self.config.init_from or self.session.resume_from is not None:
             return ""
-        return str(Checkpoints(RunFolder.open(self.config.init_from).checkpoints).newest(("params",))[0])
+        part = "params" if self.config.init == "params" else f"worker-{self.session.experiment.leader.name}"
+        return str(Checkpoints(RunFolder.open(self.config.init_from).checkpoints).newest((part,))[0])
 
     # ----------------------------------------------------------------------------------------------------------- run
     def run(self) -> str:
