@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from tiny_slices import content
+from tiny_slices import content, settings
 
 import runnel as rl
 
@@ -219,3 +219,17 @@ def test_smollm2_takes_grpo_steps_on_a_reasoning_gym_task(tmp_path):
     row = last(run, "update")
     assert row["version"] == 2
     assert row["tokens"] > 0
+
+
+@pytest.mark.parametrize("launcher", ["inproc", "local"])
+def test_a_trainer_that_works_on_groups_as_they_arrive_takes_the_same_steps(launcher: str, tmp_path: Path) -> None:
+    """As far as rounding goes: the same samples, and rewards that are the same to the end."""
+    recipe, tiny = settings("grpo", launcher=launcher, eval={"episodes": 0}, deterministic=launcher == "local")
+    whole, parts = (
+        rl.train(recipe, out=str(tmp_path / str(in_parts)), **{**tiny, "learner": {**tiny["learner"], "in_parts": in_parts}})
+        for in_parts in (False, True)
+    )
+    for a, b in zip(whole.rows(), parts.rows(), strict=True):
+        assert a["sample_ids"] == b["sample_ids"]
+        for name in {"loss/policy", "loss/sft", "reward/mean", "lr", "grad_norm"} & a["metrics"].keys():
+            assert b["metrics"][name] == pytest.approx(a["metrics"][name], rel=1e-3, abs=1e-5), name

@@ -78,6 +78,10 @@ GUIDED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Two trainers, of which one makes two updates where the other makes one, and a transform between them. Which version the one
 loads of the other depends on timing across processes, so it is no slice that launchers agree on."""
+IN_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo in parts": ("grpo", {**SLICES["grpo"][1], "learner": {**SLICES["grpo"][1]["learner"], "in_parts": True}})
+}
+"""A trainer that works on each group as it arrives."""
 BY_ARRIVAL = (
     "return",
     "episode_length",
@@ -90,7 +94,7 @@ BY_ARRIVAL = (
 
 
 def settings(name: str, **extra: Any) -> tuple[str, dict[str, Any]]:
-    recipe, tiny = {**SLICES, **GUIDED}[name]
+    recipe, tiny = {**SLICES, **GUIDED, **IN_PARTS}[name]
     return recipe, {"seed": 3, "track": (), "name": "run", **tiny, **extra}
 
 

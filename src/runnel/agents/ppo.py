@@ -88,6 +88,9 @@ class PPOConfig:
     def check(self, batch_size: int) -> None:
         """Raise a `ConfigError` for settings that cannot train on `batch_size` rows (steps; environments if recurrent)."""
         check_bounds(self, "ppo.")
+        self.check_batch(batch_size)
+
+    def check_batch(self, batch_size: int) -> None:
         if batch_size % self.num_minibatches:
             divisors = [n for n in range(1, min(batch_size, 64) + 1) if batch_size % n == 0]
             near = min(divisors, key=lambda n: abs(n - self.num_minibatches))
@@ -111,6 +114,7 @@ class PPOLearner:
     def __init__(
         self, config: PPOConfig, net: ActorCritic, *, seed: int, collective: Collective | None = None, device: str = "cpu"
     ) -> None:
+        check_bounds(config, "ppo.")
         self.config, self.net, self.device = config, net.to(device), torch.empty(0, device=device).device
         self.collective: Collective = collective or SingleProcess()
         self.version, self._seed = 0, seed
@@ -131,7 +135,7 @@ class PPOLearner:
         """
         data = merge_segments([s for group in segments.values() for s in group]).to(self.device)
         num_steps, num_envs = data["action"].shape[:2]
-        self.config.check(num_envs if self.net.state_spec else num_steps * num_envs)
+        self.config.check_batch(num_envs if self.net.state_spec else num_steps * num_envs)
         if self._reward_scale is not None and CARRIED not in data:
             fix = "segments must carry the return of their episodes: give return_gamma to on_policy_graph"
             raise ConfigError("normalise_reward", True, fix)

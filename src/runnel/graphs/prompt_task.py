@@ -172,7 +172,7 @@ class PromptTask:
             collective=ranks,
             device=self._config.device,
             reference=reference,
-            recorder=self.recorder(self.channels),
+            recorder=None if config.in_parts else self.recorder(self.channels),
         )
         return self.checked(made)
 

@@ -59,6 +59,7 @@ WITHOUT_ROLLOUTS: Unused = {
     "data.background_rewards": "this recipe judges no rollouts",
     "learner.temperature": "is that of rollouts, and this recipe has none: its log-probabilities are the model's own",
     "learner.max_mismatch": "nothing is sampled of which engine and learner could say different things",
+    "learner.in_parts": "a batch is one segment here, so there are no parts to begin with",
     "learner.sft_lr": "is for the warm-up of recipes with rollouts; here the learning rate is learner.lr",
 }
 
@@ -97,6 +98,8 @@ def unused_by_learner(config: TokenLearnerConfig, *, needs: Collection[str]) -> 
             found["learner.offload"] = "the algorithm, as it is set, has no reference policy to keep on the host"
     elif not config.reference_every:
         found["learner.reference_decay"] = "is of a reference that follows; set learner.reference_every"
+    if config.in_parts:
+        found["record.groups_every"] = "groups are recorded from whole batches; use learner.in_parts false"
     if not config.lora.rank:
         found |= all_of("learner.lora", ("alpha", "targets"), "is of adapters; set learner.lora.rank")
     return found

@@ -53,6 +53,12 @@ class Drift:
         self.sums = {name: total + share * found[name] for name, total in self.sums.items()}
         self.worst = torch.maximum(self.worst, (gap.abs() * same).max())
 
+    def join(self, other: Drift) -> Drift:
+        """Both as one: those of two parts of a batch."""
+        self.sums = {name: total + other.sums[name] for name, total in self.sums.items()}
+        self.worst = torch.maximum(self.worst, other.worst)
+        return self
+
     @staticmethod
     def effective_sample_size(totals: Metrics) -> Metrics:
         """`(sum w)^2 / (n sum w^2)` of the ratios policy / behaviour: 1 on fresh tokens, towards 0 as a few of them decide

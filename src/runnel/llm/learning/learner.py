@@ -64,7 +64,7 @@ class TokenLearnerConfig:
 
     on_resume: ClassVar[OnResume] = (
         may_change("lr", "sft_lr", "critic_lr", "num_epochs", "num_minibatches", "micro_batch_tokens", "max_grad_norm")
-        | may_change("weight_decay", "recompute", "precision", "shard", "offload", "max_mismatch")
+        | may_change("in_parts", "weight_decay", "recompute", "precision", "shard", "offload", "max_mismatch")
         | stays("warmup_updates", why="it is how the run started")
         | stays("temperature", why="completions that are on their way were drawn at it")
         | stays("reference_every", "reference_decay", why="the reference policy in the checkpoint follows by it")
@@ -84,6 +84,9 @@ class TokenLearnerConfig:
     """Optimiser steps in a pass (one in a warm-up): the batch is split into so many parts of as many rows."""
     micro_batch_tokens: int = bounded(8192, at_least=1)
     """Most tokens in one forward pass; lowers memory, never changes the gradient."""
+    in_parts: bool = False
+    """Work on each segment of a batch (the completions of a prompt) as it arrives, instead of waiting for the whole batch. The
+    step is the same up to rounding. Groups of completions are not recorded."""
     precision: Literal["auto", "bfloat16", "float32", "float64"] = "auto"
     """Arithmetic of forward and backward passes; weights, gradients and moments are kept in float32. auto: bfloat16 on CUDA."""
     recompute: Recompute = "none"
@@ -130,6 +133,9 @@ class TokenLearnerConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "learner.")
+        if self.in_parts and (self.num_epochs > 1 or self.num_minibatches > 1):
+            fix = "several passes or steps need the whole batch; use learner.num_epochs 1 and learner.num_minibatches 1"
+            raise ConfigError("learner.in_parts", True, fix)
         if self.shard and self.lora.rank:
             raise ConfigError(
                 "learner.shard", True, "adapters are trained on whole models; use learner.lora.rank 0, or no shards"
@@ -177,24 +183,37 @@ class TokenLearner:
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
         """Annotated tokens of all segments, as one batch on the host."""
         found = {name: part for name, part in segments.items() if part}
+        with memory_for("the learner", self._lower):
+            parts, joined = self.annotate(segments)
+            batch = merge(parts)
+        if self._recorder is not None:
+            batch |= self._recorder.choose(self.version + 1, found, joined, parts)
+        return self.dated(batch, found, progress=progress)
+
+    def annotate(
+        self, segments: Mapping[str, Sequence[Segment]], known: Mapping[str, Batch] | None = None
+    ) -> tuple[list[Batch], dict[str, Batch]]:
+        """The annotated tokens of each reader, and its rows. Fields that an algorithm needs are computed, unless `known`."""
         unknown = sorted(segments.keys() - self.algorithms.keys())
         if unknown:
             raise DataError(f"reader {unknown[0]!r} has no algorithm; the learner knows {sorted(self.algorithms)}")
         parts, joined = [], dict[str, Batch]()
-        with memory_for("the learner", self._lower):
-            for reader, some in found.items():
-                algorithm = self.algorithms[reader]
-                rows = join_rows(some)
-                for need in sorted(algorithm.needs - rows.keys()):
-                    rows[need] = self._field(need, rows, temperature=self.config.temperature_for(algorithm))
-                parts.append(algorithm.annotate(rows, self._collective))
-                joined[reader] = rows
-            batch = merge(parts)
-        if self._recorder is not None:
-            batch |= self._recorder.choose(self.version + 1, found, joined, parts)
-        rate = self.config.sft_lr if self._warms_up(found) else self.config.lr
+        for reader, some in segments.items():
+            if not some:
+                continue
+            algorithm = self.algorithms[reader]
+            rows = Batch(join_rows(some) | (known or {}).get(reader, {}))
+            for need in sorted(algorithm.needs - rows.keys()):
+                rows[need] = self._field(need, rows, temperature=self.config.temperature_for(algorithm))
+            parts.append(algorithm.annotate(rows, self._collective))
+            joined[reader] = rows
+        return parts, joined
+
+    def dated(self, batch: Batch, readers: Collection[str], *, progress: float) -> Batch:
+        """An annotated batch with what is set at `progress`: the rates, and which readers it is of."""
+        rate = self.config.sft_lr if self._warms_up(readers) else self.config.lr
         now = {"lr": at(rate, progress), "critic_lr": at(self.config.critic_lr, progress)}
-        now |= {f"seen/{name}": float(name in found) for name in self.algorithms}
+        now |= {f"seen/{name}": float(name in readers) for name in self.algorithms}
         return Batch(batch | {f"now/{k}": torch.tensor(v, dtype=torch.float64) for k, v in now.items()})
 
     @property
@@ -254,10 +273,8 @@ class TokenLearner:
     # ---------------------------------------------------------------------------------------------------------- update
     def update(self, batch: Batch) -> Update:
         """One version: `num_epochs` times `num_minibatches` optimiser steps (one in a warm-up)."""
-        c, readers = self.config, [name for name in self.algorithms if batch[f"now/seen/{name}"] > 0]
-        epochs, parts = (1, 1) if self._warms_up(readers) else (c.num_epochs, c.num_minibatches)
-        warmth = min(1.0, (self.version + 1) / max(c.warmup_updates, 1))
-        rates = {name: float(batch[f"now/{name}"]) * warmth for name in ("lr", "critic_lr")}
+        c, rates = self.config, self._rates(batch)
+        epochs, parts = (1, 1) if self._warms_up(self._readers(batch)) else (c.num_epochs, c.num_minibatches)
         steps: list[Metrics] = []
         all_rows = torch.arange(len(batch["row_length"]))
         with memory_for("the learner", self._lower):
@@ -265,32 +282,53 @@ class TokenLearner:
                 seed = make_seed(self.version, "minibatches", epoch)
                 for rows in split_units(all_rows, batch["unit"], parts, seed=seed):
                     steps.append(self._step(batch, rows, rates, first=not steps, first_pass=epoch == 0))
-            metrics: Metrics = {"lr": rates["lr"], **_mean_of(steps)}
-            metrics |= self._stats(batch)
-            metrics |= version_stats(batch, self.version)
-            for name in readers:
-                self._seen[name] += 1
-            self.version += 1
-            self._follow()
-            self._weight_check.take(batch)
+            return self._finished(batch, steps, rates)
+
+    def _readers(self, batch: Batch) -> list[str]:
+        return [name for name in self.algorithms if batch[f"now/seen/{name}"] > 0]
+
+    def _rates(self, batch: Batch) -> Metrics:
+        """The learning rates of this update, lower while the run warms up."""
+        warmth = min(1.0, (self.version + 1) / max(self.config.warmup_updates, 1))
+        return {name: float(batch[f"now/{name}"]) * warmth for name in ("lr", "critic_lr")}
+
+    def _finished(self, batch: Batch, steps: list[Metrics], rates: Metrics) -> Update:
+        """All optimiser steps are taken: one version more, and its metrics."""
+        metrics: Metrics = {"lr": rates["lr"], **_mean_of(steps)}
+        metrics |= self._stats(batch)
+        metrics |= version_stats(batch, self.version)
+        for name in self._readers(batch):
+            self._seen[name] += 1
+        self.version += 1
+        self._follow()
+        self._weight_check.take(batch)
         return Update(metrics, events=[] if self._recorder is None else self._recorder.take())
 
     def _step(self, batch: Batch, rows: Tensor, rates: Metrics, *, first: bool, first_pass: bool) -> Metrics:
         """One optimiser step on the rows `rows`, if anything in them trains."""
         active, counts = self._active(batch, rows)
+        for model in self._models(active).values():
+            model.zero_grad()
+        drift = Drift(batch, self.version, self._device)
+        sums = self._passes(batch, rows, active, counts, drift)
+        metrics = self._measured(sums, drift, active, first=first, first_pass=first_pass)
+        if metrics.pop("trained"):
+            metrics |= self._stepped(active, rates)
+        return metrics
+
+    def _models(self, active: Mapping[str, Component]) -> dict[str, TrainedModel]:
+        """The models that the active components train, by the name of the norm of their gradient."""
         trained = {c.uses for c in active.values()}
         models = {"grad_norm": self.policy} if trained & {"logprob", "score"} else {}
-        if "value" in trained:
-            models["critic_grad_norm"] = self._critic()
-        for model in models.values():
-            model.zero_grad()
-        metrics = self._gradient(batch, rows, active, counts, first=first, first_pass=first_pass)
-        if metrics.pop("trained"):
-            for name, model in models.items():
-                lr = rates["critic_lr" if model is self.critic else "lr"]
-                norm = self.config.max_grad_norm
-                metrics[name] = model.step(lr, max_grad_norm=norm, collective=self._collective, name=name, version=self.version)
-        return metrics
+        return models | ({"critic_grad_norm": self._critic()} if "value" in trained else {})
+
+    def _stepped(self, active: Mapping[str, Component], rates: Metrics) -> Metrics:
+        """Step every trained model; the norms of their gradients."""
+        norms = {}
+        for name, model in self._models(active).items():
+            lr, norm = rates["critic_lr" if model is self.critic else "lr"], self.config.max_grad_norm
+            norms[name] = model.step(lr, max_grad_norm=norm, collective=self._collective, name=name, version=self.version)
+        return norms
 
     def _active(self, batch: Batch, rows: Tensor) -> tuple[dict[str, Component], Metrics]:
         """Components that train on the rows of all ranks, their denominators (by name) and counts of tokens
@@ -307,21 +345,15 @@ class TokenLearner:
         counts |= {f"tokens/{name}": n for name, n in zip(self._components, tokens, strict=True)}
         return {n: c for n, c in due.items() if counts[n] > 0 and counts[f"tokens/{n}"] > 0}, counts
 
-    def _gradient(
-        self,
-        batch: Batch,
-        rows: Tensor,
-        active: Mapping[str, Component],
-        counts: Metrics,
-        *,
-        first: bool,
-        first_pass: bool,
-    ) -> Metrics:
-        """Accumulate gradients over micro-batches; return the metrics, summed over micro-batches and ranks. Rows without signal
-        have no gradient but count in the statistics: they get a forward pass only, all or a sample of them (`READ_SHARE`)."""
-        names = [f"loss/{name}" for name in active] + [m for c in active.values() for m in c.metrics]
-        sums = dict.fromkeys(["trained", "num_tokens", "entropy", *names], torch.zeros((), device=self._device))
-        drift = Drift(batch, self.version, self._device)
+    def _passes(
+        self, batch: Batch, rows: Tensor, active: Mapping[str, Component], counts: Metrics, drift: Drift
+    ) -> dict[str, Tensor]:
+        """Accumulate gradients over micro-batches; return the metrics, summed over them, and add to `drift`.
+
+        Rows without signal have no gradient but count in the statistics: they get a forward pass only, all or a sample of them
+        (`READ_SHARE`).
+        """
+        sums = dict.fromkeys(["trained", "num_tokens", "entropy", *_shown(active)], torch.zeros((), device=self._device))
         useful = self._useful(batch, active)[rows]
         for part in self._parts(batch, rows[useful]):
             outputs = self._outputs(part, active)
@@ -338,8 +370,14 @@ class TokenLearner:
                 for part in self._parts(batch, some):
                     outputs = self._outputs(part, active)
                     sums = self._add(sums, part, outputs, self._losses(part, outputs, active, counts)[1], drift, share)
-        totals = self._reduce(sums | drift.sums)
-        metrics = {name: totals[name] for name in ("trained", *names)}
+        return sums
+
+    def _measured(
+        self, sums: Mapping[str, Tensor], drift: Drift, active: Mapping[str, Component], *, first: bool, first_pass: bool
+    ) -> Metrics:
+        """The metrics of an optimiser step, summed over ranks."""
+        totals = self._reduce({**sums, **drift.sums})
+        metrics = {name: totals[name] for name in ("trained", *_shown(active))}
         if any(c.uses == "logprob" for c in active.values()):
             metrics["entropy"] = totals["entropy"] / max(totals["num_tokens"], 1.0)
         if first_pass:
@@ -493,6 +531,11 @@ class TokenLearner:
         elif state["reference"] is not None and self._collective.rank == 0:
             self._kept = KeptReference(self.policy.params(), moves=self._moves)
             self._kept.load_state_dict(state["reference"])
+
+
+def _shown(active: Mapping[str, Component]) -> list[str]:
+    """The metrics of the components that train."""
+    return [f"loss/{name}" for name in active] + [metric for c in active.values() for metric in c.metrics]
 
 
 def _name_components(algorithms: Mapping[str, Algorithm]) -> tuple[dict[str, Component], dict[str, str]]:

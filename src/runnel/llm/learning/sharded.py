@@ -18,6 +18,7 @@ from runnel.core.records import Batch
 from runnel.core.sharding.param_shards import ParamShard
 from runnel.core.weight_check import WeightCheck
 from runnel.llm.learning.batches import MicroBatch
+from runnel.llm.learning.in_parts import TokenLearnerInParts
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.model.sharded_model import ShardedModel
 
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 def learner_class(config: TokenLearnerConfig, collective: Collective, device: str) -> type[TokenLearner]:
     """The class of one rank's learner. A single rank has nothing to shard, whatever `config.shard` says."""
+    if config.in_parts and collective.world_size > 1:
+        fix = "ranks take their parts of a whole batch; use placement.trainers 1, or false"
+        raise ConfigError("learner.in_parts", True, fix)
+    if config.in_parts:
+        return TokenLearnerInParts
     if not config.shard or collective.world_size == 1:
         return TokenLearner
     if device.startswith("cuda:"):

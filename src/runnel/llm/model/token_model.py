@@ -217,6 +217,10 @@ class TokenModel:
             self._grad.add_(self._micro_grad)
             self._micro_grad.zero_()
 
+    def divide_grad(self, number: float) -> None:
+        """Divide the sum of gradients, of which the divisor was not known while it was added up."""
+        self._grad.div_(number)
+
     @torch.no_grad()
     def step(self, lr: float, *, max_grad_norm: float, collective: Collective, name: str, version: int) -> float:
         """Sum gradients over ranks, clip and step; returns their norm before the clip. Raises if it is not finite."""
