@@ -19,7 +19,7 @@ from torch import Tensor
 from runnel.core.errors import DataError
 from runnel.core.records import Batch, Slot
 from runnel.core.state import State
-from runnel.core.trajectories import CARRIED
+from runnel.core.trajectories import ACTIVE, CARRIED
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut
 from runnel.ops.returns import returns_so_far
@@ -40,6 +40,8 @@ class SegmentWriter:
         obs = [(arrays[k], x) for k, x in out.obs.items()]
         if out.action_mask is not None:
             obs.append((arrays[MASK], out.action_mask))
+        if out.active is not None:
+            obs.append((arrays[ACTIVE], out.active))
         outcome = [(arrays["rewards/env"], out.reward)]
         outcome += [(arrays["terminated"], out.terminated), (arrays["truncated"], out.truncated)]
         self._bind(obs, outcome)

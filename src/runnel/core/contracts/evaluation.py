@@ -46,11 +46,16 @@ class EvalResult:
 
 @dataclass(frozen=True)
 class AgentRoute:
-    """Agents whose id matches `pattern` ask `inference` and write to `samples`. The first match wins."""
+    """Agents whose id matches `pattern` ask `inference` and write to `samples`. The first match wins.
+
+    An empty `samples` means that the agents act and nothing is learned from them (a fixed opponent). A `deterministic` route
+    takes the most probable action instead of a drawn one.
+    """
 
     pattern: str = ".*"
     inference: str = "policy"
     samples: str = "trajectories"
+    deterministic: bool = False
 
 
 class Policy(Protocol):
