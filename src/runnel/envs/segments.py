@@ -217,6 +217,23 @@ def make_writer(slot: Slot, out: StepOut) -> SegmentWriter:
     return HostWriter(slot, out) if on_host and out.final_rows is not None else SegmentWriter(slot, out)
 
 
+class SlotWriters:
+    """The writers of the slots that a vector has filled so far, each with its views, which are made once."""
+
+    def __init__(self, out: StepOut) -> None:
+        self._out = out
+        self._known: dict[int, tuple[int, SegmentWriter]] = {}
+
+    def begin(self, slot: Slot) -> SegmentWriter:
+        """The writer of `slot`, at the start of a segment."""
+        address = slot.arrays["final_index"].data_ptr()
+        known = self._known.get(slot.index)
+        if known is None or known[0] != address:
+            known = self._known[slot.index] = (address, make_writer(slot, self._out))
+        known[1].begin(slot)
+        return known[1]
+
+
 class CarriedReturns:
     """Of the environments of one vector, in the memory of its device; a checkpoint keeps `now` `[B]`."""
 
