@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from runnel.agents.deciding import refuse_idle_rows
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.core.bounds import bounded
 from runnel.core.errors import ConfigError
@@ -50,6 +51,11 @@ class APPOLearner(PPOLearner):
     """Consumes `[T, B]` segments of older policies, one batch a version; owns the network and its optimiser."""
 
     config: APPOConfig
+
+    def make_batch_of_decisions(self, data: Batch) -> Batch:
+        """V-trace has no rule for rows that wait."""
+        refuse_idle_rows(data, self)
+        return super().make_batch_of_decisions(data)
 
     def credit(self, data: Batch, rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values, advantages and targets of this learner's policy by V-trace. `[T, B]` each"""

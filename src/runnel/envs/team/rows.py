@@ -25,7 +25,7 @@ Seen = tuple[Mapping[str, Obs], Mapping[str, Info]]
 
 
 @dataclass
-class _Views:
+class _OutArrays:
     """The memory of a `StepOut` as numpy arrays."""
 
     reward: Array
@@ -51,7 +51,7 @@ class PolicyRows:
         self._bounds, self._mask_in_obs = Bounds(leaves), mask_in_obs(env.env.observation_space(first))
         self.convert: Callable[[Array], list[Action]] = action_rows(side.spec.action)
         out = self.out
-        self._now = _Views(
+        self._now = _OutArrays(
             out.reward.numpy(),
             out.terminated.numpy(),
             out.truncated.numpy(),
