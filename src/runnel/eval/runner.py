@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.contracts.evaluation import EvalResult, Policy, Progress
-from runnel.core.contracts.inference import InferenceClient, Reply
+from runnel.core.contracts.inference import InferenceClient
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
 from runnel.core.rng import make_rng, make_seed
@@ -100,7 +100,7 @@ class EnvEvaluation:
         while not tally.settled:
             for _ in range(_DRAIN_EVERY):
                 rng.random(dtype=np.float32, out=noise.numpy())
-                rows = _ask(client, out, noise, state).rows
+                rows = _ask(client, out, noise, state)
                 vector.step(rows["action"])
                 over = out.terminated | out.truncated
                 state = {k: torch.where(over.view(-1, *[1] * (x.dim() - 1)), 0.0, rows[k]) for k, x in state.items()}
@@ -122,15 +122,20 @@ class EnvEvaluation:
             self._vector = None
 
 
-def _ask(client: InferenceClient, out: StepOut, noise: Tensor, state: Mapping[str, Tensor]) -> Reply:
+def _ask(client: InferenceClient, out: StepOut, noise: Tensor, state: Mapping[str, Tensor]) -> Batch:
     rows = Batch({**out.obs, **state, "noise": noise.clamp_min(_SMALLEST_NOISE).to(out.reward.device)})
     if out.action_mask is not None:
         rows[MASK] = out.action_mask
+    return reply_to(client, rows)
+
+
+def reply_to(client: InferenceClient, rows: Batch) -> Batch:
+    """The rows of the reply to `rows`."""
     ticket = client.submit(rows)
     for _ in range(_MAX_POLLS):
         reply = client.ready(ticket)
         if reply is not None:
-            return reply
+            return reply.rows
         client.poll()
     raise DataError(f"the policy gave no answer within {_MAX_POLLS} polls; evaluate with an inline client")
 

@@ -125,14 +125,14 @@ def test_steps_count_once_and_episodes_tell_the_return_of_each_policy() -> None:
     events = play.sampler.events()
     assert [e["env"] for e in events] == [0, 1]
     for event in events:
-        assert event["return"] == pytest.approx((event["returns"]["early"] + event["returns"]["late"]) / 2)
+        assert event["return"] == pytest.approx((event["by_policy"]["early"] + event["by_policy"]["late"]) / 2)
 
 
 def test_a_policy_that_is_not_trained_acts_and_writes_nothing() -> None:
     play = Play(Leaver, AGAINST_FIXED, num_steps=5).until(2)
     assert set(play.writers) == {"early"}
     event = play.sampler.events()[0]
-    assert event["return"] == event["returns"]["early"]
+    assert event["return"] == event["by_policy"]["early"]
 
 
 @pytest.mark.parametrize("routes", [LEAVERS, AGAINST_FIXED])

@@ -63,7 +63,7 @@ def test_one_who_leaves_early_ends_at_its_last_decision_and_is_silent_until_the_
         (True, True, 1.0, False, False, False),
     ]
     (episode,) = vector.episodes()
-    assert (episode.total, episode.length, dict(episode.totals)) == (3.5, 5, {"early_0": 2.0, "late_0": 5.0})
+    assert (episode.total, episode.length, dict(episode.by_policy)) == (3.5, 5, {"early": 2.0, "late": 5.0})
 
 
 def test_final_observations_are_those_of_the_last_step_and_rows_of_the_silent_are_zeros() -> None:

@@ -16,7 +16,6 @@ from runnel.core.state import State, WorkerEvent
 from runnel.envs.segments import SegmentWriter
 from runnel.envs.team.contract import TeamVector
 from runnel.envs.team.lane import PolicyLane, TeamLane
-from runnel.envs.vector import Episode
 
 
 class TeamSampler:
@@ -99,7 +98,9 @@ class TeamSampler:
         lane.num_steps = 0
         self._num_steps += num_steps
         self._events.extend(lane.vector.faults())
-        self._events.extend(episode_event(lane, episode) for episode in lane.vector.episodes())
+        for e in lane.vector.episodes():
+            event = {"kind": "episode", "return": e.total, "length": e.length, "env": e.env, "by_policy": dict(e.by_policy)}
+            self._events.append(event)
 
     def _check_finite(self, lane: TeamLane, part: PolicyLane, segment: SegmentWriter) -> None:
         bad = segment.first_bad()
@@ -137,16 +138,3 @@ class TeamSampler:
     def close(self) -> None:
         for lane in self._lanes:
             lane.vector.close()
-
-
-def episode_event(lane: TeamLane, episode: Episode) -> WorkerEvent:
-    """A finished episode: `return` is the mean over the agents that are trained, `returns` that of each policy."""
-    each = {part.route.inference: [episode.totals[agent] for agent in part.side.agents] for part in lane.parts}
-    trained = [total for part in lane.trained for total in each[part.route.inference]]
-    return {
-        "kind": "episode",
-        "return": sum(trained) / len(trained),
-        "length": episode.length,
-        "env": episode.env,
-        "returns": {policy: sum(totals) / len(totals) for policy, totals in each.items()},
-    }

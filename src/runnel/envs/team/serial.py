@@ -106,8 +106,8 @@ class SerialTeam:
         for agent, reward in env.rewards.items():
             totals[agent] += reward
         if over:
-            mean = sum(totals.values()) / len(totals)
-            self._ended.append(Episode(copy.index, mean, self._clock - copy.start, dict(totals)))
+            total, by_policy = team_return(self.sides, totals)
+            self._ended.append(Episode(copy.index, total, self._clock - copy.start, by_policy))
             self._begin(index)
         else:
             self._show(index, (obs, infos))
@@ -155,7 +155,7 @@ class SerialTeam:
             "seed": self._seed,
             "clock": self._clock,
             "out": {policy: {k: x.clone() for k, x in rows.arrays().items()} for policy, rows in self._rows.items()},
-            "ended": [[e.env, e.total, e.length, dict(e.totals)] for e in self._ended],
+            "ended": [[e.env, e.total, e.length, dict(e.by_policy)] for e in self._ended],
             "envs": [self._save(index) for index in range(self.num_envs)],
         }
 
@@ -220,3 +220,13 @@ class SerialTeam:
                     f"episode gave agent {different!r} of policy {policy!r} another observation. Implement get_state() and "
                     "set_state(state) on it, or draw all its randomness from the seed of reset"
                 )
+
+
+def team_return(sides: Mapping[str, Side], totals: Mapping[str, float]) -> tuple[float, dict[str, float]]:
+    """Of what each agent got in an episode: the mean over the agents that are trained, and over the agents of each policy.
+
+    Means, because environments that pay a whole team at once give the same reward to each of its agents.
+    """
+    by_policy = {policy: sum(totals[agent] for agent in side.agents) / len(side.agents) for policy, side in sides.items()}
+    trained = [totals[agent] for side in sides.values() if side.trains for agent in side.agents]
+    return sum(trained) / len(trained), by_policy

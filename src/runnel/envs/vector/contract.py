@@ -30,13 +30,13 @@ MAX_FAILURES = 5
 class Episode:
     """A finished episode of environment `env`: the sum of its rewards and its number of steps.
 
-    With several agents `total` is the mean over agents, and `totals` has the sum of each.
+    With several agents these are means: `total` over the agents that are trained, `by_policy` over those of each policy.
     """
 
     env: int
     total: float
     length: int
-    totals: Mapping[str, float] = field(default_factory=dict)
+    by_policy: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
