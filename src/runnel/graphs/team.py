@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from runnel.agents.team import TeamLearner
 from runnel.core.contracts.learning import Collective, Learner
@@ -13,21 +14,24 @@ from runnel.flow.workers.trainer import Phase
 from runnel.graphs.experiment import Experiment, InferenceStream, TrainerSpec
 from runnel.graphs.on_policy import message_bytes
 from runnel.graphs.team_config import TeamConfig
-from runnel.graphs.team_task import Nets, TeamTask
+from runnel.graphs.team_task import TeamTask
 from runnel.nets.inferencer import AgentNet, TorchInferencer
 
-Network = Callable[[str, EnvSpec], AgentNet]
-"""The network of a policy, by its name and the spec of its agents."""
-MakeLearner = Callable[[str, AgentNet, Collective], Learner]
-"""The learner of a policy, with its network, on one rank."""
+Net = TypeVar("Net", bound=AgentNet)
 
 
 def team_graph(
-    c: TeamConfig, task: TeamTask, *, network: Network, learner: MakeLearner, return_gamma: float | None = None
+    c: TeamConfig,
+    task: TeamTask,
+    *,
+    network: Callable[[str, EnvSpec], Net],
+    learner: Callable[[str, Net, Collective], Learner],
+    return_gamma: float | None = None,
 ) -> Experiment:
     """Actors play with all policies and write a stream for each that is trained; an update takes one round of each stream.
 
-    The learners are members of one `TeamLearner`, so that all policies have one line of versions. `return_gamma` is as in
+    `network` makes the network of a policy, from its name and the spec of its agents; `learner` its learner on one rank. The
+    learners are members of one `TeamLearner`, so that all policies have one line of versions. `return_gamma` is as in
     `on_policy_graph`.
     """
     batch = c.batch_segments
@@ -51,8 +55,7 @@ def team_graph(
     )
 
     def learners(ranks: Collective) -> TeamLearner:
-        mine = _networks(task, network)
-        members = {policy: learner(policy, mine[policy], ranks) for policy in trained}
+        members = {policy: learner(policy, network(policy, side.spec), ranks) for policy, side in trained.items()}
         return TeamLearner(members, {policy: (side.route.samples,) for policy, side in trained.items()})
 
     return Experiment(
@@ -68,11 +71,13 @@ def team_graph(
     )
 
 
-def _networks(task: TeamTask, network: Network) -> Nets:
+def _networks(task: TeamTask, network: Callable[[str, EnvSpec], Net]) -> dict[str, Net]:
     return {policy: network(policy, side.spec) for policy, side in task.sides.items()}
 
 
-def _inference(c: TeamConfig, policy: str, side: Side, net: AgentNet, network: Network) -> InferenceStream:
+def _inference(
+    c: TeamConfig, policy: str, side: Side, net: AgentNet, network: Callable[[str, EnvSpec], AgentNet]
+) -> InferenceStream:
     """Who answers for the agents of one policy, from its part of the learner's versions."""
 
     def make() -> TorchInferencer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from runnel.envs.rewind import load_env, save_env
 from runnel.envs.spaces import Obs
 from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.rows import PolicyRows, Seen
-from runnel.envs.vector.contract import Episode, Fault
+from runnel.envs.vector.contract import Episode, Fault, StepOut
 from runnel.envs.vector.copies import EnvCopy, side_by_side
 
 _PRUNE_AT = 1024
@@ -45,9 +46,9 @@ class SerialTeam:
         self.num_envs, self.index0, self.sides, self._seed = num_envs, index0, sides, seed
         self._envs = [ParallelEnv(make(), self.name) for _ in range(num_envs)]
         self._same_specs()
-        self._copies = [EnvCopy(env, index0 + i) for i, env in enumerate(self._envs)]  # type: ignore[arg-type]
+        self._copies = [EnvCopy(env, index0 + i) for i, env in enumerate(self._envs)]
         self._rows = {policy: PolicyRows(side, num_envs, self._envs[0]) for policy, side in sides.items()}
-        self.outs = {policy: rows.out for policy, rows in self._rows.items()}
+        self.outs: Mapping[str, StepOut] = {policy: rows.out for policy, rows in self._rows.items()}
         self._agents = self._envs[0].agents
         self._totals = [dict.fromkeys(self._agents, 0.0) for _ in range(num_envs)]
         self._replayed = any(copy.stateful is None for copy in self._copies)
@@ -70,7 +71,7 @@ class SerialTeam:
         for copy in self._copies:
             copy.episode = -1
         for index in range(self.num_envs):
-            self._guard(index, lambda index=index: self._begin(index))
+            self._guard(index, partial(self._begin, index))
 
     def _begin(self, index: int) -> None:
         """Begin the next episode of environment `index`."""
@@ -91,7 +92,7 @@ class SerialTeam:
         if self._replayed:
             self._remember(raw)
         for index in range(self.num_envs):
-            self._guard(index, lambda index=index: self._step(index, self._chosen(index, ready)))
+            self._guard(index, partial(self._step, index, self._chosen(index, ready)))
 
     def _chosen(self, index: int, ready: Mapping[str, list[Any]]) -> dict[str, Any]:
         """The actions of all agents of environment `index`."""
@@ -192,7 +193,7 @@ class SerialTeam:
         where, length = f"{self.name!r} (index {copy.index})", self._clock - copy.start
         state = saved["env"].get("state")
         actions = self._to_replay(saved["env"], length) if copy.stateful is None else []
-        obs = load_env(env, state, actions=actions, seed=copy.seed, length=length, where=where)  # type: ignore[arg-type]
+        obs = load_env(env, state, actions=actions, seed=copy.seed, length=length, where=where)
         if obs is not None:
             self._verify(index, obs)
         env.acted, env.ended = set(saved["acted"]), set(saved["ended"])

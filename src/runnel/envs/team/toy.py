@@ -49,7 +49,9 @@ class Whisper:
         return np.append(self._hot(self._symbol), np.float32(self._t > 0))
 
     def _hot(self, number: int) -> NDArray[np.float32]:
-        return np.eye(self.num_symbols, dtype=np.float32)[number]
+        hot = np.zeros(self.num_symbols, np.float32)
+        hot[number] = 1.0
+        return hot
 
     def step(self, actions: ByAgent) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
         self._t += 1
