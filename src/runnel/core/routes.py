@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.errors import ConfigError
@@ -12,6 +12,8 @@ from runnel.core.spaces import EnvSpec, TeamSpec
 
 SHARED = "shared"
 """The policy of all agents where nothing else is said."""
+STORED = "run:"
+"""How the name of a policy begins that is a stored run's, and never changes."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
@@ -45,12 +47,14 @@ def route(routes: Sequence[AgentRoute], agent_id: str) -> AgentRoute:
 
 def team_routes(teams: Sequence[str]) -> list[AgentRoute]:
     """The routes that `PATTERN=POLICY` entries describe; without entries, one policy for all agents. Each policy writes a
-    stream of its own name.
+    stream of its own name. A policy `run:FOLDER@WHICH` is that of a stored run: it acts, and nothing is learned from it.
 
     >>> [(r.pattern, r.inference, r.samples) for r in team_routes(["red_.*=red", ".*=blue"])]
     [('red_.*', 'red', 'red'), ('.*', 'blue', 'blue')]
     >>> team_routes([])[0].inference
     'shared'
+    >>> team_routes([".*=run:runs/first@best"])[0]
+    AgentRoute(pattern='.*', inference='first@best', samples='', deterministic=False, stored='run:runs/first@best')
     """
     return [_parse(entry) for entry in teams] or [AgentRoute(".*", SHARED, SHARED)]
 
@@ -59,6 +63,10 @@ def _parse(entry: str) -> AgentRoute:
     pattern, equals, policy = entry.partition("=")
     if not (pattern and equals):
         raise ConfigError("teams", entry, "write PATTERN=POLICY, for example red_.*=red")
+    if policy.startswith(STORED):
+        # without the checksum, which says nothing to a reader; no slash, which would part a name into two
+        name = re.sub(r"\+[0-9a-f]+", "", policy.rstrip("/").rpartition("/")[2].removeprefix(STORED)).replace("#", ".")
+        return AgentRoute(pattern, name, "", stored=policy)
     if not _NAME.fullmatch(policy):
         fix = "after = comes the name of a policy: a letter, then letters, digits, '_', '-' or '.'"
         raise ConfigError("teams", entry, fix)
@@ -111,7 +119,7 @@ def _common_spec(policy: str, agents: Sequence[str], spec: TeamSpec) -> EnvSpec:
 
 def _common_route(policy: str, routes: Sequence[AgentRoute]) -> AgentRoute:
     for other in routes[1:]:
-        if (other.samples, other.deterministic) != (routes[0].samples, routes[0].deterministic):
-            fix = "two routes of this policy differ in samples or deterministic; name a second inference stream for one of them"
+        if replace(other, pattern="") != replace(routes[0], pattern=""):
+            fix = "two routes of this policy differ in more than their patterns; name a second inference stream for one of them"
             raise ConfigError("routes", policy, fix)
     return routes[0]

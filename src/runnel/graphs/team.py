@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
 
 from runnel.agents.team import TeamLearner
 from runnel.core.contracts.learning import Collective, Learner
-from runnel.core.routes import Side
 from runnel.core.spaces import EnvSpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.flow.workers.trainer import Phase
-from runnel.graphs.experiment import Experiment, InferenceStream, TrainerSpec
+from runnel.graphs.experiment import PARAMS, Experiment, InferenceStream, TrainerSpec
 from runnel.graphs.on_policy import message_bytes
 from runnel.graphs.team_config import TeamConfig
-from runnel.graphs.team_task import TeamTask
-from runnel.nets.inferencer import AgentNet, TorchInferencer
-
-Net = TypeVar("Net", bound=AgentNet)
+from runnel.graphs.team_task import Net, TeamTask
+from runnel.nets.inferencer import AgentNet, FixedInferencer, TorchInferencer
 
 
 def team_graph(
@@ -36,7 +33,7 @@ def team_graph(
     """
     batch = c.batch_segments
     rule = c.lag_rule(batch, batch_steps=c.batch_steps)
-    nets = _networks(task, network)
+    nets = task.networks(network)
     trained = task.trained
     streams = tuple(
         trajectory_stream(
@@ -64,32 +61,28 @@ def team_graph(
         streams=streams,
         staleness={stream.name: c.lag_rule(batch, batch_steps=c.batch_steps) for stream in streams},
         actors=task.actors({policy: net.noise_size for policy, net in nets.items()}, gamma=return_gamma),
-        inference=tuple(_inference(c, policy, side, nets[policy], network) for policy, side in task.sides.items()),
+        inference=tuple(_inference(c, task, policy, partial(task.network, policy, network)) for policy in task.sides),
         trainers=(TrainerSpec(learners, (Phase({stream.name: batch for stream in streams}),)),),
-        evaluation=task.evaluation(lambda: _networks(task, network)),
-        policy=lambda: task.policy(lambda: _networks(task, network)),
+        evaluation=task.evaluation(lambda: task.networks(network)),
+        policy=lambda: task.policy(lambda: task.networks(network)),
     )
 
 
-def _networks(task: TeamTask, network: Callable[[str, EnvSpec], Net]) -> dict[str, Net]:
-    return {policy: network(policy, side.spec) for policy, side in task.sides.items()}
-
-
-def _inference(
-    c: TeamConfig, policy: str, side: Side, net: AgentNet, network: Callable[[str, EnvSpec], AgentNet]
-) -> InferenceStream:
-    """Who answers for the agents of one policy, from its part of the learner's versions."""
+def _inference(c: TeamConfig, task: TeamTask, policy: str, make_net: Callable[[], AgentNet]) -> InferenceStream:
+    """Who answers for the agents of one policy: from its part of the learner's versions, or, a stored policy, as it is."""
+    side = task.sides[policy]
+    greedy, merge = side.route.deterministic, not c.deterministic
 
     def make() -> TorchInferencer:
-        greedy = side.route.deterministic
-        return TorchInferencer(
-            network(policy, side.spec), greedy=greedy, device=c.device, merge=not c.deterministic, member=policy
-        )
+        if side.route.stored:
+            return FixedInferencer(make_net(), greedy=greedy, device=c.device, merge=merge)
+        return TorchInferencer(make_net(), greedy=greedy, device=c.device, merge=merge, member=policy)
 
     return InferenceStream(
         make,
         name=policy,
         num_workers=c.most_policy_workers,
         depth=max(4, c.num_env_groups),
-        max_bytes=message_bytes(side.spec, net, num_rows=c.width * len(side.agents)),
+        max_bytes=message_bytes(side.spec, make_net(), num_rows=c.width * len(side.agents)),
+        params="" if side.route.stored else PARAMS,
     )

@@ -31,7 +31,8 @@ class TeamConfig(RunConfig):
     """Arguments of the environment's constructor."""
     teams: tuple[str, ...] = ()
     """Which policy serves which agents: PATTERN=POLICY ..., for example "red_.*=red" "blue_.*=blue". A pattern is a regular
-    expression of whole agent ids, and the first that matches wins. Empty: one policy, `shared`, for all agents."""
+    expression of whole agent ids, and the first that matches wins. Empty: one policy, `shared`, for all agents. POLICY may be
+    one of a finished run, which acts and never changes: run:FOLDER, run:FOLDER@best, run:FOLDER@VERSION#POLICY."""
     num_envs: int = bounded(8, at_least=1)
     """Environments of each actor."""
     num_steps: int = bounded(128, at_least=1)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+from torch import Tensor
 
 from runnel.core.config import refuse_unused
 from runnel.core.contracts.evaluation import Policy
 from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.samples import Sampler
+from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
 from runnel.core.routes import Side, sides_of, team_routes
+from runnel.core.spaces import EnvSpec
 from runnel.envs.registry import env_name, make_team_env
 from runnel.envs.spaces import flatten_obs
 from runnel.envs.team.parallel import ParallelEnv
@@ -26,13 +30,17 @@ from runnel.nets.team import TeamNet, TeamPolicy
 
 EVAL_ENVS = 16
 Nets = Mapping[str, AgentNet]
+Net = TypeVar("Net", bound=AgentNet)
 
 
 class TeamTask:
-    """The environment of `config`, and the sides of its agents. What does not fit together is refused here."""
+    """The environment of `config`, and the sides of its agents. What does not fit together is refused here.
 
-    def __init__(self, config: TeamConfig) -> None:
-        self._config = config
+    `stored` gives the parameters of a stored policy (`rl.run.stored_params`), for routes that name one.
+    """
+
+    def __init__(self, config: TeamConfig, *, stored: Callable[[str], Mapping[str, Tensor]] | None = None) -> None:
+        self._config, self._stored = config, stored
         self._target = resolve_live(config.env, "env")
         self.name = env_name(self._target)
         probe = ParallelEnv(self.make(), self.name)
@@ -55,6 +63,24 @@ class TeamTask:
     def trained(self) -> dict[str, Side]:
         """The sides that are learned from."""
         return {policy: side for policy, side in self.sides.items() if side.trains}
+
+    def network(self, policy: str, make: Callable[[str, EnvSpec], Net]) -> Net:
+        """The network of a policy; that of a stored one with its parameters."""
+        side = self.sides[policy]
+        net, text = make(policy, side.spec), side.route.stored
+        if text:
+            if self._stored is None:
+                raise ConfigError("teams", text, "this recipe reads no stored runs; name a policy that it trains")
+            try:
+                net.load_state_dict(self._stored(text))
+            except (RuntimeError, KeyError) as error:  # what torch raises for other shapes, and for other names
+                fix = "its parameters do not fit the network of these agents; use the settings of `net` of that run"
+                raise ConfigError("teams", text, f"{fix} ({str(error).splitlines()[-1].strip()})") from error
+        return net
+
+    def networks(self, make: Callable[[str, EnvSpec], Net]) -> dict[str, Net]:
+        """The networks of all policies."""
+        return {policy: self.network(policy, make) for policy in self.sides}
 
     def actors(self, noise_sizes: Mapping[str, int], *, gamma: float | None) -> tuple[ActorSpec, ...]:
         """The actors of the run: each asks all policies, and writes the stream of each that is trained."""
@@ -90,7 +116,11 @@ class TeamTask:
                 max_steps=c.eval.max_steps,
             )
 
-        return EvaluationSpec(make, lambda: TorchInferencer(TeamNet(make_nets()), greedy=True, device=c.device))
+        return EvaluationSpec(make, lambda: TorchInferencer(self._together(make_nets()), greedy=True, device=c.device))
+
+    def _together(self, nets: Nets) -> TeamNet:
+        """All policies as one network, whose parameters are those of the trained ones."""
+        return TeamNet(nets, fixed={policy for policy, side in self.sides.items() if side.route.stored})
 
     def policy(self, make_nets: Callable[[], Nets]) -> tuple[Policy, Inferencer]:
         """What `rl.load` gives back: it acts for a dict of observations by agent."""
@@ -98,4 +128,4 @@ class TeamTask:
         for name, side in self.sides.items():
             for agent in side.agents:
                 policies[agent] = EnvPolicy(nets[name], side.spec, flatten=self._flatten[agent], seed=self._config.seed)
-        return TeamPolicy(policies), TorchInferencer(TeamNet(nets))
+        return TeamPolicy(policies), TorchInferencer(self._together(nets))

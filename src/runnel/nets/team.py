@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -16,12 +16,14 @@ from runnel.nets.policy import EnvPolicy
 
 class TeamNet:
     """The networks of a team, by policy: rows, actions and parameters of policy `red` are named `red/...`, as those of a
-    `TeamLearner` are. One request may have rows of some policies and none of others."""
+    `TeamLearner` are. One request may have rows of some policies and none of others. `fixed` policies are not among
+    those whose parameters are loaded: they stay as they are."""
 
     noise_size = 0
 
-    def __init__(self, members: Mapping[str, ActingNet]) -> None:
+    def __init__(self, members: Mapping[str, ActingNet], *, fixed: Collection[str] = ()) -> None:
         self.members = dict(members)
+        self._learned = {policy: net for policy, net in members.items() if policy not in fixed}
 
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
         """Each policy acts for its rows."""
@@ -48,7 +50,7 @@ class TeamNet:
                 net.eval()
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {f"{policy}/{key}": x for policy, net in self.members.items() for key, x in net.state_dict().items()}
+        return {f"{policy}/{key}": x for policy, net in self._learned.items() for key, x in net.state_dict().items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *, assign: bool = False) -> None:
         for policy, mine in self._parts(state_dict):

@@ -1,11 +1,12 @@
 """Independent PPO: agents of one environment learn side by side, each policy as if the others were part of the world.
 
 runnel train ippo --env my_game.py:MyGame --teams "red_.*=red" "blue_.*=blue"
+runnel train ippo --env my_game.py:MyGame --teams "red_.*=red" "blue_.*=run:runs/first@best#blue"
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import runnel as rl
 
@@ -19,6 +20,11 @@ class Config(rl.graphs.TeamConfig):
     """Budget in steps of the environment; all agents of an environment take a step together."""
     ppo: rl.agents.PPOConfig = field(default_factory=lambda: rl.agents.PPOConfig(normalise_obs=True, normalise_reward=True))
 
+    def settle(self) -> tuple[rl.RunConfig, list[str]]:
+        """Stored policies by version and checksum, so that a resumed run uses the same."""
+        teams, told = rl.run.pin_teams(self.teams)
+        return replace(self, teams=teams), told
+
     def unused(self) -> dict[str, str]:
         """The settings (or groups of them) that this run does not use, each with the reason."""
         return super().unused() | self.ppo.unused("ppo", fresh=self.staleness.mode == "sync")
@@ -26,7 +32,7 @@ class Config(rl.graphs.TeamConfig):
 
 def build(c: Config) -> rl.Experiment:
     """Actors play and write a stream for each policy; an update takes one segment of each actor from every stream."""
-    task = rl.graphs.TeamTask(c)
+    task = rl.graphs.TeamTask(c, stored=rl.run.stored_params)
     for side in task.trained.values():
         c.ppo.check(c.batch_steps * len(side.agents) // c.placement.trainers)
 

@@ -58,5 +58,5 @@ def test_what_cannot_work_is_refused_with_the_field_and_the_fix(routes: list[str
 def test_a_team_that_nobody_learns_from_and_a_policy_with_two_streams_are_refused() -> None:
     with pytest.raises(ConfigError, match="none of these policies is trained"):
         sides_of([AgentRoute("red_.*", "red", ""), AgentRoute(".*", "blue", "")], TEAM)
-    with pytest.raises(ConfigError, match="differ in samples or deterministic"):
+    with pytest.raises(ConfigError, match="differ in more than their patterns"):
         sides_of([AgentRoute("red_0", "red", "a"), AgentRoute("red_1", "red", "b"), AgentRoute(".*", "blue")], TEAM)

@@ -49,13 +49,14 @@ class AgentRoute:
     """Agents whose id matches `pattern` ask `inference` and write to `samples`. The first match wins.
 
     An empty `samples` means that the agents act and nothing is learned from them (a fixed opponent). A `deterministic` route
-    takes the most probable action instead of a drawn one.
+    takes the most probable action instead of a drawn one. `stored` names the run whose parameters act (`run:FOLDER@VERSION`).
     """
 
     pattern: str = ".*"
     inference: str = "policy"
     samples: str = "trajectories"
     deterministic: bool = False
+    stored: str = ""
 
 
 class Policy(Protocol):
