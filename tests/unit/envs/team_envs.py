@@ -89,3 +89,37 @@ class Turns:
         """Undo `get_state`."""
         self._t = int(state["t"])
         self.agents = [self.possible_agents[self._t % 2]]
+
+
+class Masked(Leaver):
+    """`early_0` must take its last action; its mask comes in `infos`, or, with `in_obs`, inside the observation."""
+
+    def __init__(self, in_obs: bool = False, length: int = 5) -> None:
+        super().__init__(length=length)
+        self.in_obs = in_obs
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        inner = super().observation_space(agent)
+        if agent != "early_0" or not self.in_obs:
+            return inner
+        return spaces.Dict({"seen": inner, "action_mask": spaces.MultiBinary(2)})
+
+    def _obs(self) -> Out:
+        obs = super()._obs()
+        if self.in_obs and "early_0" in obs:
+            obs["early_0"] = {"seen": obs["early_0"], "action_mask": np.array([0, 1], np.int8)}
+        return obs
+
+    def _infos(self, agents: Any) -> Out:
+        given = {} if self.in_obs else {"action_mask": np.array([0, 1], np.int8)}
+        return {a: given if a == "early_0" else {} for a in agents}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Out, Out]:
+        obs, _ = super().reset(seed=seed)
+        return obs, self._infos(obs)
+
+    def step(self, actions: Out) -> tuple[Out, Out, Out, Out, Out]:
+        if "early_0" in actions:
+            assert actions["early_0"] == 1, "its mask allows the last action only"
+        obs, *rest, _ = super().step(actions)
+        return obs, *rest, self._infos(obs)  # type: ignore[return-value]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from team_envs import Leaver, Turns
+from team_envs import Leaver, Masked, Turns
 
 from runnel.core.errors import DataError
 from runnel.core.routes import sides_of, team_routes
@@ -139,6 +139,21 @@ def test_an_environment_that_is_not_deterministic_is_told_at_a_resume() -> None:
     first.send(zeros(first))
     with pytest.raises(DataError, match="is not deterministic: a replay of its episode gave agent 'early_0'"):
         team(Random).restore(first.snapshot())
+
+
+@pytest.mark.parametrize("in_obs", [True, False])
+def test_masks_come_in_infos_or_inside_the_observation_and_allow_all_where_nobody_decides(in_obs: bool) -> None:
+    vector = team(lambda: Masked(in_obs), 1)
+    vector.reset()
+    early, late = vector.outs["early"], vector.outs["late"]
+    masks = []
+    for _ in range(6):
+        assert early.action_mask is not None
+        masks.append(early.action_mask[0].tolist())
+        vector.send({"early": early.action_mask.long().argmax(1), "late": torch.zeros(1, dtype=torch.int64)})
+    assert masks == [[False, True]] * 2 + [[True, True]] * 3 + [[False, True]]
+    assert late.action_mask is None
+    assert set(early.obs) == ({"obs/seen"} if in_obs else {"obs"})
 
 
 class Silent(Leaver):
