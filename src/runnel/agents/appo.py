@@ -52,13 +52,9 @@ class APPOLearner(PPOLearner):
 
     config: APPOConfig
 
-    def make_batch_of_decisions(self, data: Batch) -> Batch:
-        """V-trace has no rule for rows that wait."""
-        refuse_idle_rows(data, self)
-        return super().make_batch_of_decisions(data)
-
     def credit(self, data: Batch, rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values, advantages and targets of this learner's policy by V-trace. `[T, B]` each"""
+        refuse_idle_rows(data, self)  # V-trace has no rule for rows that wait
         scores, values, next_values = self.net.unroll(data)
         mask = data["action_mask"][:-1] if "action_mask" in data else None
         logprob, _ = self.net.evaluate_scores(scores, data["action"], mask)

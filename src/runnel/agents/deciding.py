@@ -1,46 +1,13 @@
-"""Batches of rows that do not decide at every step (`core/trajectories.ACTIVE`): credit, and which rows are trained on."""
+"""Batches of rows that do not decide at every step (`core/trajectories.ACTIVE`): which of them are trained on."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.trajectories import ACTIVE
-from runnel.ops.decisions import decisions, gae_of_decisions
-from runnel.ops.returns import standardise
-
-
-class DecisionCredit(NamedTuple):
-    """Advantages and returns of decisions, and `counts`: where there is one to train on. `[T, B]` each"""
-
-    advantages: Tensor
-    returns: Tensor
-    counts: Tensor
-
-
-def credit_of_decisions(
-    data: Batch,
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor,
-    *,
-    gamma: float,
-    lam: float,
-    normalise: bool,
-    collective: Collective,
-) -> DecisionCredit:
-    """Credit by `gae_of_decisions`; with `normalise`, advantages of mean 0 and standard deviation 1 over decisions alone."""
-    found = decisions(rewards, next_values, data["terminated"], data["truncated"], data[ACTIVE])
-    advantages, returns = gae_of_decisions(found, values, data[ACTIVE], gamma=gamma, lam=lam)
-    if normalise:
-        scaled = standardise(advantages[found.counts], collective)
-        advantages = torch.zeros_like(advantages).masked_scatter(found.counts, scaled)
-    return DecisionCredit(advantages, returns, found.counts)
 
 
 def rows_that_count(counts: Tensor, *, at_least: int) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runnel.agents.base import Shuffle, merge_segments, of_whole_batch
-from runnel.agents.deciding import credit_of_decisions, rows_that_count
+from runnel.agents.deciding import rows_that_count
 from runnel.core import schedule
 from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
@@ -30,6 +30,7 @@ from runnel.losses.on_policy import approximate_kl, clipped_policy_loss, value_l
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.layers import ReturnScale
 from runnel.nets.optim import Adam
+from runnel.ops.decisions import decisions, gae_of_decisions, with_outcome
 from runnel.ops.returns import explained_variance, gae, standardise
 
 SUMS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
@@ -158,24 +159,18 @@ class PPOLearner:
         if self.net.state_spec:
             fix = "rows that wait or have left have no recurrent state to go on with; use none for teams"
             raise ConfigError("net.core", "recurrent", fix)
-        c, rewards, decides = self.config, data["rewards/env"], data[ACTIVE][:-1]
+        rewards, over = data["rewards/env"], data["terminated"] | data["truncated"]
         if self._reward_scale is not None:
-            over = data["terminated"] | data["truncated"]
-            rewards = self._reward_scale(rewards, over, data[CARRIED], self.collective, counts=decides)
-        values, next_values = self._values(data)
-        found = credit_of_decisions(
-            data,
-            rewards,
-            values,
-            next_values,
-            gamma=c.gamma,
-            lam=c.gae_lambda,
-            normalise=c.normalise_advantage,
-            collective=self.collective,
-        )
-        columns = self._seen(data) | {"value": values, "advantage": found.advantages, "return": found.returns}
-        rows = rows_that_count(found.counts.flatten(), at_least=c.num_minibatches)
-        return Batch({k: x.flatten(0, 1)[rows] for k, x in (columns | {ACTIVE: found.counts}).items()})
+            rewards = self._reward_scale(rewards, over, data[CARRIED], self.collective, counts=data[ACTIVE][:-1])
+        values, advantages, returns = self.credit(data, rewards)
+        counts = with_outcome(over, data[ACTIVE])
+        if self.config.normalise_advantage:
+            scaled = standardise(advantages[counts], self.collective)
+            advantages = torch.zeros_like(advantages).masked_scatter(counts, scaled)
+        columns = self._seen(data) | {"value": values, "advantage": advantages, "return": returns, ACTIVE: counts}
+        # minibatches have equal sizes, so the few rows that are left of an order wait for the next pass
+        rows = rows_that_count(counts.flatten(), at_least=self.config.num_minibatches)
+        return Batch({k: x.flatten(0, 1)[rows] for k, x in columns.items()})
 
     def _seen(self, data: Batch) -> dict[str, Tensor]:
         """What the policy saw and did at each step. `[T, B, ...]`"""
@@ -186,6 +181,9 @@ class PPOLearner:
         """Values by this learner's critic, advantages, and what the critic should have said. `[T, B]` each"""
         values, next_values = self._values(data)
         gamma, lam = self.config.gamma, self.config.gae_lambda
+        if ACTIVE in data:
+            found = decisions(rewards, next_values, data["terminated"], data["truncated"], data[ACTIVE])
+            return values, *gae_of_decisions(found, values, data[ACTIVE], gamma=gamma, lam=lam)
         return values, *gae(rewards, values, next_values, data["terminated"], data["truncated"], gamma=gamma, lam=lam)
 
     def _values(self, data: Batch) -> tuple[Tensor, Tensor]:

@@ -37,13 +37,20 @@ def decisions(rewards: Tensor, next_values: Tensor, terminated: Tensor, truncate
 
     Nothing behind an end counts until the row decides again, so what a dead row holds changes nothing.
     """
+    ended = terminated | truncated
     # not open: the decision's outcome is known here, an end or the state of the next decision
-    known = terminated | truncated | active[1:]
-    columns = [rewards, torch.where(known, next_values, 0.0), terminated, truncated, known]
-    folded = torch.stack([x.to(rewards.dtype) for x in columns], dim=-1)  # one pass serves all five
+    known = ended | active[1:]
+    columns = [rewards, torch.where(known, next_values, 0.0), terminated, truncated]
+    folded = torch.stack([x.to(rewards.dtype) for x in columns], dim=-1)  # one pass serves all four
     folded = discounted_suffix_sum(folded, (~known).to(rewards.dtype).unsqueeze(-1))
-    paid, following, over, cut, closed = folded.unbind(-1)
-    return Decisions(paid, following, over > 0.0, cut > 0.0, active[:-1] & (closed > 0.0))
+    paid, following, over, cut = folded.unbind(-1)
+    return Decisions(paid, following, over > 0.0, cut > 0.0, with_outcome(ended, active))
+
+
+def with_outcome(ended: Tensor, active: Tensor) -> Tensor:
+    """Where there is a decision whose outcome is in the segment. `[T, B] bool, [T + 1, B] bool -> [T, B] bool`"""
+    known = (ended | active[1:]).to(torch.float32)
+    return active[:-1] & (discounted_suffix_sum(known, 1.0 - known) > 0.0)
 
 
 def gae_of_decisions(found: Decisions, values: Tensor, active: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:

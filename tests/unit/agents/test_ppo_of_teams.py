@@ -14,7 +14,7 @@ from runnel.agents.appo import APPOConfig, APPOLearner
 from runnel.agents.deciding import rows_that_count
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.core.errors import ConfigError
-from runnel.core.records import FieldSpec, Segment
+from runnel.core.records import Batch, FieldSpec, Segment
 from runnel.core.trajectories import ACTIVE
 from runnel.kernels.select import Accelerator
 
@@ -91,6 +91,18 @@ def test_every_minibatch_has_a_row_also_where_nobody_decides() -> None:
     metrics = ppo.update(ppo.prepare({"a": [nobody]}, progress=0.0)).metrics
     assert metrics["loss/total"] == 0.0
     assert all(torch.equal(x, before[k]) for k, x in ppo.params().items())
+
+
+def test_credit_is_still_a_method_that_a_subclass_may_override() -> None:
+    class Flat(PPOLearner):
+        def credit(self, data: Batch, rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            values, _, returns = super().credit(data, rewards)
+            return values, torch.full_like(values, 3.0), returns
+
+    segment = make_segment()
+    own = Flat(PPOConfig(num_epochs=1, num_minibatches=1, normalise_advantage=False), make_net(), seed=1)
+    batch = own.prepare({"a": [with_active(segment, some_idle(segment))]}, progress=0.0)
+    assert (batch["advantage"] == 3.0).all()
 
 
 def test_others_refuse_rows_in_which_nobody_decides() -> None:
