@@ -42,10 +42,6 @@ class ParallelEnv:
             self.get_state, self.set_state = env.get_state, env.set_state
 
     @property
-    def unwrapped(self) -> ParallelEnv:
-        return self
-
-    @property
     def live(self) -> list[str]:
         """The agents that decide next."""
         return [agent for agent in self.env.agents if agent not in self.ended]
