@@ -39,8 +39,8 @@ def params(run: rl.Run) -> Path:
 
 
 def content(run: rl.Run, *, evaluations: bool = True) -> tuple[list[Any], bytes]:
-    """What updates and evaluations say of learning, and the bytes of the last parameters. A run that stops is evaluated once more
-    than one that does not."""
+    """What updates and evaluations say of learning, and the bytes of the last parameters. A run that stops is evaluated once
+    more."""
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     said = [
         {k: v for k, v in r.get("metrics", {}).items() if k.startswith(("sender/", "receiver/"))}
