@@ -119,7 +119,9 @@ def test_every_metric_of_the_golden_runs_is_documented() -> None:
     cases = json.loads(GOLDEN.read_text())["cases"].values()
     written = {name for stages in cases for run in stages.values() for row in run["updates"] for name in row["metrics"]}
     known = documented_metrics()
-    missing = {name for name in written - known if not name.startswith("reward/")}
+    members = ("sender/", "receiver/")  # of the team of recipe ippo: `sender/kl` is the metric `kl` of one policy
+    written = {next((name.removeprefix(m) for m in members if name.startswith(m)), name) for name in written}
+    missing = {name for name in written - known if not name.startswith(("reward/", "return/"))}
     assert not missing, f"docs/reference/metrics.md says nothing of {sorted(missing)}"
 
 
@@ -129,7 +131,7 @@ def test_every_documented_metric_is_written_somewhere() -> None:
     source = "\n".join(p.read_text() for p in SOURCE.rglob("*.py"))
     gone = {
         name
-        for name in documented_metrics() - {"reward/NAME"}
+        for name in documented_metrics() - {"reward/NAME", "return/POLICY"}
         if f'"{name}": ' not in golden and f'"{name}"' not in source and f'"{name.partition("/")[2]}"' not in source
     }
     assert not gone, f"docs/reference/metrics.md has metrics that nothing writes: {sorted(gone)}"

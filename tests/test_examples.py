@@ -160,5 +160,5 @@ def test_a_learned_reward_beside_the_policy(tmp_path: Path) -> None:
     metrics = run.rows()[-1]["metrics"]
     assert metrics["return"] > 0.3, "random play finds the exit in none of a hundred episodes"
     assert metrics["taste/accuracy"] > 0.95
-    assert metrics["taste/version"] == run.version
+    assert metrics["taste/version"] >= run.version - 1, "one update for each of the leader's"
     assert run.rows("end")[-1]["streams"]["trajectories:labels"]["consumed"] > 0

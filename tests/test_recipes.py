@@ -44,7 +44,7 @@ def test_all_slices_are_wired_from_the_same_worker_classes() -> None:
     ppo, grpo, dqn = workers("ppo"), workers("grpo"), workers("dqn")
     assert set(ppo) == set(grpo) == {"actor", "trainer", "evaluator"}
     assert ppo == grpo
-    assert {k: v for k, v in dqn.items() if k != "buffer"} == ppo
+    assert {k: v for k, v in dqn.items() if k != "transform"} == ppo
 
 
 @pytest.mark.parametrize("mode", ["sync", "one_step", "window"])

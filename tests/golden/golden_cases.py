@@ -97,6 +97,7 @@ FORMS: dict[str, tuple[str, Settings]] = {
 # --------------------------------------------------------------------------------------------------------------- classical
 OWN_UPDATES: dict[str, Settings] = {
     **{name: {"total_updates": 3, **SERIAL} for name in ("ppo", "cartpole", "a2c", "impala", "appo")},
+    "ippo": {"total_updates": 3},
     "dqn": {"log_every": 1, **SERIAL},
     **{name: {"total_steps": 272, "log_every": 1, **SERIAL} for name in ("sac", "td3", "ddpg")},
 }

@@ -12,6 +12,8 @@ pytest.importorskip("ray")
 
 from ray_cluster import Nodes, nothing_is_left, wait_until
 from safetensors.torch import load
+from test_team_runs import TEAM
+from test_team_runs import content as content_of_team
 from tiny_slices import content, settings
 from torch.testing import assert_close
 
@@ -52,6 +54,15 @@ def nodes() -> Iterator[Nodes]:
     yield made
     assert wait_until(nothing_is_left)
     made.close()
+
+
+def test_a_team_on_two_nodes_bit_for_bit(nodes: Nodes, tmp_path: Path) -> None:
+    """Two policies, each with a sample stream and an inference stream, between an actor and a trainer that share no memory."""
+    inproc = rl.train("ippo", out=str(tmp_path / "inproc"), **TEAM)
+    cluster = apart("actor-*", "trainer*")
+    over_ray = rl.train("ippo", out=str(tmp_path / "ray"), launcher="ray", cluster=cluster, **TEAM)
+    assert content_of_team(over_ray) == content_of_team(inproc)
+    balanced(over_ray)
 
 
 def test_on_two_nodes_bit_for_bit(nodes: Nodes, tmp_path: Path) -> None:

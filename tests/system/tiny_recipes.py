@@ -14,6 +14,7 @@ TWO_STEPS: dict[str, dict[str, Any]] = {
     "a2c": {"total_updates": 2},
     "impala": {"total_updates": 2},
     "appo": {"total_updates": 2},
+    "ippo": {"total_updates": 2, "teams": ("sender=sender", "receiver=receiver")},
     "dqn": {"total_steps": 220, "min_fill": 200, "num_steps": 10},
     "sac": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
     "td3": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},

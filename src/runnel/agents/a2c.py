@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from runnel.agents.base import merge_segments, of_whole_batch
+from runnel.agents.deciding import refuse_idle_rows
 from runnel.core import schedule
 from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
@@ -94,6 +95,7 @@ class A2CLearner:
         """Segments of all readers side by side, `{...: [T, B, ...]}`. May be views: release their memory after `update`."""
         self.optimiser.lr = schedule.at(self.config.lr, progress)
         data = merge_segments([s for group in segments.values() for s in group]).to(self.device)
+        refuse_idle_rows(data, self)
         if self._reward_scale is None:
             return data
         if CARRIED not in data:

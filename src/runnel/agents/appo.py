@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from runnel.agents.deciding import refuse_idle_rows
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.core.bounds import bounded
 from runnel.core.errors import ConfigError
@@ -53,6 +54,7 @@ class APPOLearner(PPOLearner):
 
     def credit(self, data: Batch, rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values, advantages and targets of this learner's policy by V-trace. `[T, B]` each"""
+        refuse_idle_rows(data, self)  # V-trace has no rule for rows that wait
         scores, values, next_values = self.net.unroll(data)
         mask = data["action_mask"][:-1] if "action_mask" in data else None
         logprob, _ = self.net.evaluate_scores(scores, data["action"], mask)

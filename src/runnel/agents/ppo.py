@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from runnel.agents.base import Shuffle, merge_segments, of_whole_batch
+from runnel.agents.deciding import rows_that_count
 from runnel.core import schedule
 from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
@@ -23,12 +24,13 @@ from runnel.core.records import Batch, Segment
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.state import Metrics, State
-from runnel.core.trajectories import CARRIED
-from runnel.losses.base import Loss
+from runnel.core.trajectories import ACTIVE, CARRIED
+from runnel.losses.base import Loss, masked_mean
 from runnel.losses.on_policy import approximate_kl, clipped_policy_loss, value_loss
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.layers import ReturnScale
 from runnel.nets.optim import Adam
+from runnel.ops.decisions import decisions, gae_of_decisions, with_outcome
 from runnel.ops.returns import explained_variance, gae, standardise
 
 SUMS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
@@ -141,7 +143,7 @@ class PPOLearner:
             raise ConfigError("normalise_reward", True, fix)
         self.optimiser.lr = schedule.at(self.config.lr, progress)
         self.net.eval()  # values are judged as actions were chosen: without dropout, by the statistics of training
-        return self.make_batch(data)
+        return self.make_batch_of_decisions(data) if ACTIVE in data else self.make_batch(data)
 
     def make_batch(self, data: Batch) -> Batch:
         """Credit for every step, and rows to shuffle: what `prepare` does on the device."""
@@ -152,17 +154,42 @@ class PPOLearner:
         if self.config.normalise_advantage:
             # over the whole batch and all ranks: in a minibatch, an advantage would depend on the rows beside it
             advantages = standardise(advantages, self.collective)
-        keys = [*self.net.env_spec.obs, "action", "logprob", *(["action_mask"] if "action_mask" in data else [])]
-        columns = {k: data[k][: len(over)] for k in keys} | {"value": values, "advantage": advantages, "return": returns}
+        columns = self._seen(data) | {"value": values, "advantage": advantages, "return": returns}
         if not self.net.state_spec:
             return Batch({k: x.flatten(0, 1) for k, x in columns.items()})
         columns["resets"] = torch.cat([torch.zeros_like(over[:1]), over[:-1]])
         return Batch({k: x.transpose(0, 1) for k, x in columns.items()} | {k: data[k] for k in self.net.state_spec})
 
+    def make_batch_of_decisions(self, data: Batch) -> Batch:
+        """`make_batch` where rows do not decide at every step: only decisions become rows of the batch."""
+        if self.net.state_spec:
+            fix = "rows that wait or have left have no recurrent state to go on with; use none for teams"
+            raise ConfigError("net.core", "recurrent", fix)
+        rewards, over = data["rewards/env"], data["terminated"] | data["truncated"]
+        if self._reward_scale is not None:
+            rewards = self._reward_scale(rewards, over, data[CARRIED], self.collective, counts=data[ACTIVE][:-1])
+        values, advantages, returns = self.credit(data, rewards)
+        counts = with_outcome(over, data[ACTIVE])
+        if self.config.normalise_advantage:
+            scaled = standardise(advantages[counts], self.collective)
+            advantages = torch.zeros_like(advantages).masked_scatter(counts, scaled)
+        columns = self._seen(data) | {"value": values, "advantage": advantages, "return": returns, ACTIVE: counts}
+        # minibatches have equal sizes, so the few rows that are left of an order wait for the next pass
+        rows = rows_that_count(counts.flatten(), at_least=self.config.num_minibatches)
+        return Batch({k: x.flatten(0, 1)[rows] for k, x in columns.items()})
+
+    def _seen(self, data: Batch) -> dict[str, Tensor]:
+        """What the policy saw and did at each step. `[T, B, ...]`"""
+        keys = [*self.net.env_spec.obs, "action", "logprob", *(["action_mask"] if "action_mask" in data else [])]
+        return {k: data[k][: len(data["action"])] for k in keys}
+
     def credit(self, data: Batch, rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Values by this learner's critic, advantages, and the critic's targets. `[T, B]` each"""
         values, next_values = self._values(data)
         gamma, lam = self.config.gamma, self.config.gae_lambda
+        if ACTIVE in data:
+            found = decisions(rewards, next_values, data["terminated"], data["truncated"], data[ACTIVE])
+            return values, *gae_of_decisions(found, values, data[ACTIVE], gamma=gamma, lam=lam)
         return values, *gae(rewards, values, next_values, data["terminated"], data["truncated"], gamma=gamma, lam=lam)
 
     def _values(self, data: Batch) -> tuple[Tensor, Tensor]:
@@ -198,8 +225,9 @@ class PPOLearner:
         history = self.epochs(batch)
         # The batch was made by the statistics that were published with its version. They change only now, so that ratios
         # start at 1 and every minibatch sees one and the same normalisation; the next publication carries the new ones.
-        self.net.update_statistics(self._flat_obs(batch), self.collective)
-        explained = explained_variance(batch["value"], batch["return"], self.collective)
+        trained = self._trained_on(batch)
+        self.net.update_statistics(self._flat_obs(trained), self.collective)
+        explained = explained_variance(trained["value"], trained["return"], self.collective)
         return history, torch.stack([*(x.mean() for x in history.values()), explained])
 
     def epochs(self, batch: Batch) -> Numbers:
@@ -229,28 +257,37 @@ class PPOLearner:
     def loss(self, rows: Mapping[str, Tensor]) -> Numbers:
         """`policy + value_coef value - entropy_coef entropy` (eq. 9) as "loss/total", which is differentiated; its parts beside
         it. Every sum is divided by the rows of all ranks, so that the sum of their gradients is that of the whole batch."""
-        config, count = self.config, rows["advantage"].numel() * self.collective.world_size
+        config, count, mask = self.config, self._count(rows), rows.get(ACTIVE)
         scores, values, rows = self._forward(rows)
         logprob, entropy = self.net.evaluate_scores(scores, rows["action"], rows.get("action_mask"))
         policy = self.policy_loss(logprob, rows, count)
         value = self.value_loss(values, rows, count)
-        bonus = entropy.sum() / count  # keeps the policy from settling on one action before it has seen the others
+        # it keeps the policy from settling on one action before it has seen the others
+        bonus = masked_mean(entropy, mask, denominator=count)
         total = policy.value + config.value_coef * value.value - config.entropy_coef * bonus
         parts = {"loss/total": total, "loss/policy": policy.value, "loss/value": value.value, "entropy": bonus}
         if "kl" not in policy.metrics:  # a user's own policy loss may leave it out
-            parts["kl"] = approximate_kl(logprob, rows["logprob"], denominator=count)
+            parts["kl"] = approximate_kl(logprob, rows["logprob"], denominator=count, mask=mask)
         return {**parts, **policy.metrics, **value.metrics}
 
-    def policy_loss(self, logprob: Tensor, rows: Mapping[str, Tensor], count: int) -> Loss:
+    def _count(self, rows: Mapping[str, Tensor]) -> Tensor | float:
+        """Rows of all ranks that a mean over the minibatch is of."""
+        if ACTIVE not in rows:
+            return rows["advantage"].numel() * self.collective.world_size
+        return self.collective.all_reduce(rows[ACTIVE].sum().double()).clamp(min=1.0)  # ranks may have unequal numbers
+
+    def policy_loss(self, logprob: Tensor, rows: Mapping[str, Tensor], count: Tensor | float) -> Loss:
         """The clipped surrogate (eq. 7) of the policy's log-probabilities, against those with which it acted."""
         behaviour, advantage = rows["logprob"], rows["advantage"]
-        c = self.config
-        return clipped_policy_loss(logprob, behaviour, advantage, clip=c.clip_range, dual_clip=c.dual_clip, denominator=count)
+        c, mask = self.config, rows.get(ACTIVE)
+        return clipped_policy_loss(
+            logprob, behaviour, advantage, clip=c.clip_range, dual_clip=c.dual_clip, denominator=count, mask=mask
+        )
 
-    def value_loss(self, values: Tensor, rows: Mapping[str, Tensor], count: int) -> Loss:
+    def value_loss(self, values: Tensor, rows: Mapping[str, Tensor], count: Tensor | float) -> Loss:
         """Half the squared error to the returns; with `value_clip` it is held near the critic's value before the update."""
-        behaviour, clip = rows["value"], self.config.value_clip
-        return value_loss(values, rows["return"], denominator=count, behaviour_value=behaviour, clip=clip)
+        behaviour, clip, mask = rows["value"], self.config.value_clip, rows.get(ACTIVE)
+        return value_loss(values, rows["return"], denominator=count, behaviour_value=behaviour, clip=clip, mask=mask)
 
     def _check(self, rows: Mapping[str, Tensor], numbers: Numbers) -> None:
         """Refuse a loss that is not finite before the step. On a device that would wait; there the update checks at its end."""
@@ -288,6 +325,10 @@ class PPOLearner:
         if not policy.isfinite():
             return "loss/policy"
         return "loss/value" if not value.isfinite() else "loss/total"
+
+    def _trained_on(self, batch: Batch) -> Batch:
+        """The rows of the batch that count: all, where every row decides at every step."""
+        return batch if ACTIVE not in batch else batch.map(lambda x: x[batch[ACTIVE]])
 
     def _flat_obs(self, batch: Batch) -> Mapping[str, Tensor]:
         return {k: batch[k].flatten(0, 1) for k in self.net.env_spec.obs} if self.net.state_spec else batch

@@ -129,4 +129,10 @@ class EnvSpec:
     obs: Mapping[str, ArraySpec]
     action: ActionSpec
     has_mask: bool = False
-    agents: tuple[str, ...] = ("agent",)
+
+
+@dataclass(frozen=True)
+class TeamSpec:
+    """What an environment with several agents looks like to networks: the spec of each agent, by its id."""
+
+    agents: Mapping[str, EnvSpec]

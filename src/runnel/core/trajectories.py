@@ -12,6 +12,8 @@ from runnel.core.spaces import ArraySpec, EnvSpec
 
 CARRIED = "carried_return"
 """The discounted return of the episode before the segment starts, `[B]`; 0 if an episode starts with the segment."""
+ACTIVE = "active"
+"""Which rows decide at each step, `[T1, B]`: of agents that leave early or wait for their turn, not all do."""
 
 
 def trajectory_stream(
@@ -23,6 +25,8 @@ def trajectory_stream(
     logprob: bool = True,
     state: Mapping[str, ArraySpec] | None = None,
     carried_return: bool = False,
+    active: bool = False,
+    unit_rows: int = 1,
     batch_segments: int = 1,
     capacity: int = 2,
     num_writers: int = 1,
@@ -38,6 +42,9 @@ def trajectory_stream(
     `rewards/env` is the environment's reward; other reward channels have other names. `state` names a policy's recurrent state
     (`state/h`): the segment holds its value before step 0, zero at the start of an episode. With `carried_return`, and a
     sampler that knows the discount, a segment also holds the return of its episodes before the segment (`CARRIED`).
+
+    With `active` a row is one agent of an environment, and the field says where it decides. Row e * A + a is agent a of
+    environment e, so `unit_rows` is A: ranks never part the agents of one environment.
     """
     for field, value in (("num_steps", num_steps), ("num_envs", num_envs)):
         if value < 1:
@@ -61,6 +68,8 @@ def trajectory_stream(
         fields[key] = FieldSpec(("B", *leaf.shape), leaf.dtype)
     if carried_return:
         fields[CARRIED] = FieldSpec(("B",))
+    if active:
+        fields[ACTIVE] = FieldSpec(("T1", "B"), torch.bool)
     return StreamSpec(
         name=name,
         fields=fields,
@@ -72,4 +81,5 @@ def trajectory_stream(
         num_writers=num_writers,
         readers=(reader,),
         device=device,
+        unit_rows=unit_rows,
     )

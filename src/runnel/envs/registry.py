@@ -187,6 +187,20 @@ def _construct(factory: Callable[..., object], target: Target, options: Settings
     return env
 
 
+def make_team_env(target: Target, *, kwargs: Settings | None = None) -> Any:
+    """One environment of several agents, with PettingZoo's parallel API, from `module:Class`, `file.py:factory`, a class or a
+    factory."""
+    options = dict(kwargs or {})
+    if isinstance(target, str) and not is_reference(target):
+        fix = "environments of several agents have no ids; write module:Class or path/to/file.py:factory"
+        raise ConfigError("env", target, fix)
+    factory = load_object(target, "env") if isinstance(target, str) else target
+    if not callable(factory):
+        raise ConfigError("env", target, "it is not callable; give an environment class or a function that makes one")
+    with _told(target, options, factory):
+        return factory(**options)
+
+
 def _registered(target: str) -> bool:
     import gymnasium as gym
 

@@ -14,23 +14,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from runnel.core.contracts.evaluation import AgentRoute, route
+from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import SampleWriter
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.records import Batch, Slot, StreamSpec
+from runnel.core.records import Batch, Slot
 from runnel.core.rng import make_rng, rng_state, set_rng_state
+from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State, WorkerEvent
 from runnel.core.worker import progressed
-from runnel.envs.segments import CarriedReturns, SegmentWriter, check_rows, make_writer
-from runnel.envs.spaces import MASK
+from runnel.envs.segments import CarriedReturns, SegmentRequests, SegmentWriter, SlotWriters, check_rows
 from runnel.envs.vector import StepOut, VectorEnv
 from runnel.envs.vector.cpu_base import CpuVector
 
 AGENT = "agent"
-SMALLEST_NOISE = 2.0**-25
-"""Noise is never exactly 0: a policy may take its logarithm."""
 _NAP_S, _PATIENCE_S = 5e-5, 1.0
 """Pause between two looks at the environments, and the time after which the one that began first is waited for."""
 
@@ -47,7 +45,7 @@ class EnvGroup:
         state: Mapping[str, ArraySpec],
         gamma: float | None,
     ) -> None:
-        self.vector, self._noise_size, self._rng = vector, noise_size, rng
+        self.vector = vector
         self.segment: SegmentWriter
         self.is_open = False
         """Whether `segment` is being filled."""
@@ -56,13 +54,12 @@ class EnvGroup:
         self.synced = False
         self.started = False
         self.waits = ""
-        self._writers: dict[int, tuple[int, SegmentWriter]] = {}
-        self._noise = torch.zeros(0)
-        self._rows: list[Batch] = []
+        self._writers = SlotWriters(vector.out)
         device = vector.out.reward.device
         self._state = {
             k: torch.zeros(vector.num_envs, *leaf.shape, dtype=leaf.dtype, device=device) for k, leaf in state.items()
         }
+        self._requests = SegmentRequests(vector.out, noise_size, rng, self._state)
         self._returns = None if gamma is None else CarriedReturns(vector.num_envs, gamma=gamma, device=device)
 
     def open(self, slot: Slot) -> None:
@@ -76,35 +73,13 @@ class EnvGroup:
         if self._returns is not None:
             self._returns.begin(slot.arrays)
         self.synced = False
-        self._draw_noise()
+        self._requests.draw()
 
     def _bind(self, slot: Slot) -> None:
-        address = slot.arrays["final_index"].data_ptr()
-        known = self._writers.get(slot.index)
-        if known is None or known[0] != address:
-            known = self._writers[slot.index] = (address, make_writer(slot, self.vector.out))
-        self.segment = known[1]
-        self.segment.begin(slot)
+        check_rows(slot.spec, self.vector.num_envs)
+        self.segment = self._writers.begin(slot)
         self.is_open = True
-        if not self._rows:
-            self._make_rows(slot.spec)
-
-    def _make_rows(self, spec: StreamSpec) -> None:
-        """The request of every step of a segment, made once: all is fixed memory, the noise a view by step."""
-        check_rows(spec, self.vector.num_envs)
-        out = self.vector.out
-        self._noise = torch.zeros(spec.sizes["T"], spec.sizes["B"], self._noise_size)
-        self._sent = self._noise.to(out.reward.device)
-        fixed = {**out.obs, **self._state} if out.action_mask is None else {**out.obs, **self._state, MASK: out.action_mask}
-        self._rows = [Batch({**fixed, "noise": noise}) for noise in self._sent.unbind(0)]
-
-    def _draw_noise(self) -> None:
-        """Uniform numbers in (0, 1) for the whole segment."""
-        noise = self._noise.numpy()
-        self._rng.random(dtype=np.float32, out=noise)
-        np.maximum(noise, SMALLEST_NOISE, out=noise)
-        if self._sent is not self._noise:
-            self._sent.copy_(self._noise)
+        self._requests.prepare(slot.spec.sizes["T"])
 
     def advance(self, client: InferenceClient, *, one: bool) -> int:
         """Play on until the segment is full (`full`), or a reply or the environments' step is not there yet; with `one`, start
@@ -131,7 +106,7 @@ class EnvGroup:
             if act is not None:
                 t = len(segment.versions)
                 segment.write_obs(t)
-                self._act(t, act(self._rows[t]), client.version)
+                self._act(t, act(self._requests.rows[t]), client.version)
                 if one:
                     break
             else:
@@ -146,7 +121,7 @@ class EnvGroup:
         t = len(self.segment.versions)
         if self.ticket is None:
             self.segment.write_obs(t)
-            self.ticket = client.submit(self._rows[t], version=need)
+            self.ticket = client.submit(self._requests.rows[t], version=need)
         reply = client.ready(self.ticket)
         if reply is None:
             return False
@@ -193,7 +168,7 @@ class EnvGroup:
     def snapshot(self) -> State:
         if self.sent:
             self.receive()
-        state: State = {"started": self.started, "rng": rng_state(self._rng), "ticket": self.ticket, "segment": None}
+        state: State = {"started": self.started, "rng": rng_state(self._requests.rng), "ticket": self.ticket, "segment": None}
         state["state"] = {k: x.clone() for k, x in self._state.items()}
         state["returns"] = None if self._returns is None else self._returns.now.clone()
         if self.started:
@@ -202,14 +177,14 @@ class EnvGroup:
             state["segment"] = {
                 "index": self.segment.slot.index,
                 "synced": self.synced,
-                "noise": self._noise.clone(),
+                "noise": self._requests.save(),
                 **self.segment.save(),
             }
         return state
 
     def restore(self, state: State, writer: SampleWriter) -> None:
         self.started, self.ticket, self.is_open, self.sent = state["started"], state["ticket"], False, False
-        set_rng_state(self._rng, state["rng"])
+        set_rng_state(self._requests.rng, state["rng"])
         for key, now in self._state.items():
             now.copy_(torch.as_tensor(state["state"][key]))
         if self._returns is not None and state.get("returns") is not None:  # older checkpoints have none
@@ -220,9 +195,7 @@ class EnvGroup:
         if saved is not None:
             self._bind(writer.reclaim(saved["index"]))
             self.synced = saved["synced"]
-            self._noise.copy_(torch.as_tensor(saved["noise"]))
-            if self._sent is not self._noise:
-                self._sent.copy_(self._noise)
+            self._requests.load(saved["noise"])
             self.segment.load(saved)
 
 

@@ -10,6 +10,7 @@ by them. A learner cannot compute them: only a sampler sees every step of each e
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from torch import Tensor
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.state import State
-from runnel.core.trajectories import CARRIED
+from runnel.core.trajectories import ACTIVE, CARRIED
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut
 from runnel.ops.returns import returns_so_far
 
+SMALLEST_NOISE = 2.0**-25
+"""Noise is never exactly 0: a policy may take its logarithm."""
 _OURS = ("terminated", "truncated")
 
 
@@ -40,6 +43,8 @@ class SegmentWriter:
         obs = [(arrays[k], x) for k, x in out.obs.items()]
         if out.action_mask is not None:
             obs.append((arrays[MASK], out.action_mask))
+        if out.active is not None:
+            obs.append((arrays[ACTIVE], out.active))
         outcome = [(arrays["rewards/env"], out.reward)]
         outcome += [(arrays["terminated"], out.terminated), (arrays["truncated"], out.truncated)]
         self._bind(obs, outcome)
@@ -213,6 +218,63 @@ def make_writer(slot: Slot, out: StepOut) -> SegmentWriter:
     """The writer that fits where the slot and the environments lie."""
     on_host = all(x.device.type == "cpu" for x in (slot.arrays["rewards/env"], out.reward))
     return HostWriter(slot, out) if on_host and out.final_rows is not None else SegmentWriter(slot, out)
+
+
+class SlotWriters:
+    """The writers of the slots that a vector has filled so far, each with its views, which are made once."""
+
+    def __init__(self, out: StepOut) -> None:
+        self._out = out
+        self._known: dict[int, tuple[int, SegmentWriter]] = {}
+
+    def begin(self, slot: Slot) -> SegmentWriter:
+        """The writer of `slot`, at the start of a segment."""
+        address = slot.arrays["final_index"].data_ptr()
+        known = self._known.get(slot.index)
+        if known is None or known[0] != address:
+            known = self._known[slot.index] = (address, make_writer(slot, self._out))
+        known[1].begin(slot)
+        return known[1]
+
+
+class SegmentRequests:
+    """The request of each step, made once: observations, mask and recurrent `state` are fixed memory, and the noise of a step
+    is a view of that of the segment. Noise is drawn for every row, so that it never depends on what happens."""
+
+    def __init__(self, out: StepOut, noise_size: int, rng: np.random.Generator, state: Mapping[str, Tensor]) -> None:
+        self._out, self._noise_size, self.rng, self._state = out, noise_size, rng, state
+        self.rows: list[Batch] = []
+        self._noise = self._sent = torch.zeros(0)
+
+    def prepare(self, num_steps: int) -> None:
+        """Make the requests of `num_steps` steps, where that is still to be done."""
+        if self.rows:
+            return
+        out = self._out
+        self._noise = torch.zeros(num_steps, len(out.reward), self._noise_size)
+        self._sent = self._noise.to(out.reward.device)
+        fixed = {**out.obs, **self._state} if out.action_mask is None else {**out.obs, **self._state, MASK: out.action_mask}
+        self.rows = [Batch({**fixed, "noise": noise}) for noise in self._sent.unbind(0)]
+
+    def draw(self) -> None:
+        """Uniform numbers in (0, 1) for the whole segment."""
+        noise = self._noise.numpy()
+        self.rng.random(dtype=np.float32, out=noise)
+        np.maximum(noise, SMALLEST_NOISE, out=noise)
+        self._send()
+
+    def _send(self) -> None:
+        if self._sent is not self._noise:
+            self._sent.copy_(self._noise)
+
+    def save(self) -> Tensor:
+        """The noise of the segment."""
+        return self._noise.clone()
+
+    def load(self, noise: State | Tensor) -> None:
+        """Undo `save`."""
+        self._noise.copy_(torch.as_tensor(noise))
+        self._send()
 
 
 class CarriedReturns:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from runnel.core.contracts.evaluation import EvalResult
 from runnel.core.errors import DataError
+from runnel.envs.team.contract import TeamVector
 from runnel.envs.vector import Fault, VectorEnv
 
 
 @dataclass(frozen=True)
 class EpisodeOutcome:
-    """The result of an episode. `cut`: at the step limit of the evaluation. `crashed`: it has no return."""
+    """The result of an episode. `cut`: at the step limit of the evaluation. `crashed`: it has no return. `by_policy`: the
+    return of each policy of a team."""
 
     total: float
     length: int
     cut: bool = False
     crashed: bool = False
+    by_policy: Mapping[str, float] = field(default_factory=dict)
 
 
 class Tally:
@@ -49,12 +52,17 @@ class Tally:
         """Whether only a reset can bring more episodes: every environment with a quota left is in a cut episode."""
         return all(row in self._stuck or not self._missing(row) for row in range(len(self._quota)))
 
-    def add(self, vector: VectorEnv) -> None:
-        """Count the episodes that ended or crashed. A cut episode is counted already, so its end is skipped."""
+    def add(self, vector: VectorEnv | TeamVector, *, after: Callable[[int], None] | None = None) -> None:
+        """Count the episodes that ended or crashed. A cut episode is counted already, so its end is skipped.
+
+        `after` is called with the number of each environment whose episode ended.
+        """
         for episode in vector.episodes():
             row = episode.env - vector.index0
+            if after is not None:
+                after(row)
             if episode.length <= self._max_steps:
-                self._found[row].append(EpisodeOutcome(episode.total, episode.length))
+                self._found[row].append(EpisodeOutcome(episode.total, episode.length, by_policy=episode.by_policy))
             self._stuck.discard(row)
         for fault in vector.faults():
             row = fault["env"] - vector.index0
@@ -64,9 +72,9 @@ class Tally:
                 self._found[row].insert(self._before[row] + fault["episode"], EpisodeOutcome(0.0, fault["step"], crashed=True))
             self._stuck.discard(row)
 
-    def cut(self, row: int, total: float) -> None:
+    def cut(self, row: int, total: float, by_policy: Mapping[str, float] | None = None) -> None:
         """Count the episode of `row` as cut at the limit with a return of `total`. The environment goes on."""
-        self._found[row].append(EpisodeOutcome(total, self._max_steps, cut=True))
+        self._found[row].append(EpisodeOutcome(total, self._max_steps, cut=True, by_policy=by_policy or {}))
         self._stuck.add(row)
 
     def result(self) -> EvalResult:
@@ -81,6 +89,7 @@ def result_of(outcomes: Sequence[EpisodeOutcome], faults: Sequence[Fault] = ()) 
     if not whole:
         raise DataError(f"all {len(outcomes)} episodes of an evaluation crashed; the first: {faults[0]['error']}")
     extra = {"length": [float(o.length) for o in whole]}
+    extra |= {f"return/{policy}": [o.by_policy[policy] for o in whole] for policy in whole[0].by_policy}
     if any(o.cut for o in whole):
         extra["cut"] = [float(o.cut) for o in whole]
     if len(whole) < len(outcomes):

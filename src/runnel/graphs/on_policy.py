@@ -12,7 +12,7 @@ import torch
 
 from runnel.core.config import refuse_unused
 from runnel.core.contracts.learning import Collective, Learner, SingleProcess
-from runnel.core.spaces import ArraySpec
+from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.envs.vector.memory import check_memory
 from runnel.flow.workers.trainer import Phase
@@ -104,11 +104,16 @@ def check_env_memory(c: EnvConfig, task: EnvTask, *, num_segments: int) -> None:
 
 def env_inference(c: EnvConfig, task: EnvTask, net: AgentNet, network: Callable[[], AgentNet]) -> InferenceStream:
     """Who answers. Between processes a message holds the rows of one vector, and each group of a ring has one outstanding."""
-    leaves = [*task.spec.obs.values(), *net.state_spec.values(), ArraySpec((net.noise_size + task.spec.action.mask_size + 64,))]
-    row_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     return InferenceStream(
         lambda: TorchInferencer(network(), device=c.device, merge=not c.deterministic),
         num_workers=c.most_policy_workers,
         depth=max(4, c.num_env_groups),
-        max_bytes=(1 << 14) + row_bytes * (c.num_envs // c.num_env_groups),
+        max_bytes=message_bytes(task.spec, net, num_rows=c.num_envs // c.num_env_groups),
     )
+
+
+def message_bytes(spec: EnvSpec, net: AgentNet, *, num_rows: int) -> int:
+    """Bytes of a request or a reply of `num_rows` rows, at most."""
+    leaves = [*spec.obs.values(), *net.state_spec.values(), ArraySpec((net.noise_size + spec.action.mask_size + 64,))]
+    row_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    return (1 << 14) + row_bytes * num_rows

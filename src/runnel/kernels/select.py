@@ -71,11 +71,16 @@ class Accelerator:
         """The fastest stand-in that acts for `net`; `net` itself with `off`, or if its code is not the stock one."""
         return net if self.mode == "off" else fast_acts(net, self.compiles)
 
-    def learner(self, learner: Learner) -> Accelerated:
-        """Replace methods of `learner`, which was just made, by kernels. The returned learner may be another object."""
+    def learner(self, learner: Learner, *, idle_rows: bool = False) -> Accelerated:
+        """Replace methods of `learner`, which was just made, by kernels. The returned learner may be another object.
+
+        `idle_rows`: its streams have rows that do not decide at every step (`core/trajectories.ACTIVE`).
+        """
         known = next((kind for kind in type(learner).__mro__ if kind in KINDS), None)
         if known is None:
             return Accelerated(learner, False, "")
+        if idle_rows:
+            return _plain(learner, "kernels train on every row, and in these streams not every row decides at every step")
         if self.mode == "off":
             return Accelerated(learner, False, "compiled: off, as you said (--compiled off)")
         if type(learner) is not known:

@@ -75,8 +75,8 @@ ACTING = (
 ACTING_Q = (*_of(q_nets.QNet, "act q scores expected _join"), *LAYERS, *_of(distributions, "mask_logits"))
 """Functions that `QNet.act` runs."""
 PPO = (
-    *_of(ppo.PPOLearner, "value epochs step loss policy_loss value_loss _forward _check _far"),
-    *_of(ppo, "clipped_policy_loss value_loss approximate_kl _columns"),
+    *_of(ppo.PPOLearner, "value epochs step loss policy_loss value_loss _count _forward _check _far"),
+    *_of(ppo, "clipped_policy_loss value_loss approximate_kl masked_mean _columns"),
     *_of(on_policy, "masked_mean _k3"),
     *_of(base, "masked_mean"),
     *_of(shared.Shuffle, "order"),

@@ -23,16 +23,18 @@ def policy_gradient_loss(
 
 
 @torch.no_grad()
-def approximate_kl(logprob: Tensor, behaviour_logprob: Tensor, *, denominator: Tensor | float) -> Tensor:
+def approximate_kl(
+    logprob: Tensor, behaviour_logprob: Tensor, *, denominator: Tensor | float, mask: Tensor | None = None
+) -> Tensor:
     """The distance of the policy from the one that acted: the k3 estimate of KL(behaviour || policy). `[...], [...] -> []`
 
     It is never negative (Schulman 2020, "Approximating KL divergence"), and carries no gradient.
 
     sum (r - 1 - log r) / denominator,  r = exp(logprob - behaviour_logprob)
     """
-    same_shape("approximate_kl", logprob=logprob, behaviour_logprob=behaviour_logprob)
+    same_shape("approximate_kl", logprob=logprob, behaviour_logprob=behaviour_logprob, mask=mask)
     log_ratio = logprob - behaviour_logprob
-    return _k3(log_ratio, log_ratio.exp(), None, denominator=denominator)
+    return _k3(log_ratio, log_ratio.exp(), mask, denominator=denominator)
 
 
 def _k3(log_ratio: Tensor, ratio: Tensor, mask: Tensor | None, *, denominator: Tensor | float) -> Tensor:

@@ -154,3 +154,15 @@ class TorchInferencer:
             self.net.load_state_dict({k: v.clone() for k, v in self.net.state_dict().items()}, assign=True)
             self._bound = None
         self.net.load_state_dict(params)
+
+
+class FixedInferencer(TorchInferencer):
+    """Serves a network that never changes: a stored policy. Its inference stream has no parameter channel."""
+
+    def load_params(self, params: ParamSet) -> None:
+        """Nothing is loaded: the network has its parameters since it was made."""
+        self.version = params.version
+
+    def snapshot(self) -> State:
+        """As for every inferencer, without the parameters."""
+        return {**super().snapshot(), "params": None}

@@ -297,12 +297,13 @@ class RunningMeanStd(nn.Module):
         shift = x.to(torch.float64) - self.mean
         rows = torch.full_like(self.mean, x.shape[0])
         num_new, total, square = collective.all_reduce(torch.stack([rows, shift.sum(0), shift.square().sum(0)]))
-        delta = total / num_new
-        count = self.count + num_new
+        # where rows are left out (agents that wait), there may be none: then everything stays as it is
+        delta = total / num_new.clamp(min=1.0)
+        count = (self.count + num_new).clamp(min=1.0)
         spread = self.var * self.count + (square - total * delta) + delta.square() * self.count * num_new / count
         self.mean.add_(delta * num_new / count)
-        self.var.copy_(spread / count)
-        self.count.add_(x.shape[0] * collective.world_size)
+        self.var.copy_(torch.where(num_new > 0, spread / count, self.var))
+        self.count.add_(num_new.flatten()[0].to(self.count.dtype))
 
 
 class ReturnScale(nn.Module):
@@ -319,9 +320,14 @@ class ReturnScale(nn.Module):
         self.gamma, self.clip = gamma, clip
         self.statistics = RunningMeanStd(())
 
-    def forward(self, rewards: Tensor, ended: Tensor, carried: Tensor, collective: Collective) -> Tensor:
-        """Add the rewards of a segment to the statistics, and scale them. `[T, B], [T, B] bool, [B] -> [T, B]`"""
+    def forward(
+        self, rewards: Tensor, ended: Tensor, carried: Tensor, collective: Collective, *, counts: Tensor | None = None
+    ) -> Tensor:
+        """Add the rewards of a segment to the statistics, and scale them. `[T, B], [T, B] bool, [B] -> [T, B]`
+
+        With `counts` `[T, B]` bool, statistics are of those entries alone.
+        """
         returns = returns_so_far(rewards, ended, carried, gamma=self.gamma)
-        self.statistics.update(returns.flatten(), collective)
+        self.statistics.update(returns.flatten() if counts is None else returns[counts], collective)
         scale = (self.statistics.var + self.statistics.epsilon).rsqrt().to(rewards.dtype)
         return (rewards * scale).clamp(-self.clip, self.clip)

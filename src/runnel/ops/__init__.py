@@ -14,6 +14,12 @@ if TYPE_CHECKING:
         group_sum as group_sum,
         leave_one_out as leave_one_out,
     )
+    from runnel.ops.decisions import (
+        Decisions as Decisions,
+        decisions as decisions,
+        gae_of_decisions as gae_of_decisions,
+        with_outcome as with_outcome,
+    )
     from runnel.ops.distributions import (
         categorical_evaluate as categorical_evaluate,
         categorical_mode as categorical_mode,

@@ -111,6 +111,8 @@ class Ledger:
         self._stop_return, self._watcher, self._stop_on = stop_return, watcher, stop_on
         self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
+        self._by_policy: dict[str, deque[float]] = {}
+        """Recent returns of each policy, where several play together."""
         self._num_episodes = 0
         self._others: dict[str, float] = {}
         """Metrics of the last update of each trainer that does not lead, under its name."""
@@ -251,6 +253,8 @@ class Ledger:
     def _episode(self, event: Row) -> None:
         self._returns.append(event["return"])
         self._lengths.append(event["length"])
+        for policy, total in event.get("by_policy", {}).items():
+            self._by_policy.setdefault(policy, deque(maxlen=RECENT_EPISODES)).append(total)
         self._num_episodes += 1
         self._call(self._callbacks.on_episode, event)
 
@@ -298,6 +302,7 @@ class Ledger:
             found["return"] = sum(self._returns) / len(self._returns)
             found["episode_length"] = sum(self._lengths) / len(self._lengths)
             found["episodes"] = float(self._num_episodes)
+        found |= {f"return/{policy}": sum(recent) / len(recent) for policy, recent in self._by_policy.items()}
         found |= {f"faults/{kind}": float(num) for kind, num in self._faults.items()}
         proved, numbers = self._proved
         return found | ({**numbers, "mismatch/canary_version": float(proved)} if numbers else {})
@@ -491,6 +496,7 @@ class Ledger:
         return {
             "returns": list(self._returns),
             "lengths": list(self._lengths),
+            "by_policy": {policy: list(recent) for policy, recent in self._by_policy.items()},
             "num_episodes": self._num_episodes,
             "faults": dict(self._faults),
             "others": dict(self._others),
@@ -510,6 +516,8 @@ class Ledger:
         self._lengths.clear()
         self._returns.extend(state["returns"])
         self._lengths.extend(state["lengths"])
+        kept = state.get("by_policy", {})  # older checkpoints have none
+        self._by_policy = {policy: deque(recent, maxlen=RECENT_EPISODES) for policy, recent in kept.items()}
         self._num_episodes, self._wall_before = state["num_episodes"], state["wall_s"]
         self._faults = dict(state["faults"])
         self._others = dict(state.get("others", {}))  # older checkpoints have none

@@ -35,6 +35,7 @@ PLAIN = {
     "placement.groups": "are patterns of workers",
     "cluster.place": "are lines of needs (trainer*: 1 gpu)",
     "stop": "are texts that end a completion",
+    "teams": "are patterns of agents and names of policies; of a run that one names, parameters are read",
     "init_from": "is a folder, of which parameters are read",
     "model": "is a folder or a hub id; code that comes with a model is not run",
     "lm.path": "is a folder of a model",
@@ -61,7 +62,7 @@ LIVE = ("env", "wrappers", "network", "task")
 """Settings that may stand for an object of the process that made the run (`user_objects.resolve_live`)."""
 REGISTERS = {"ale_py", "gymnasium", "gymnasium_robotics", "highway_env", "minatar", "minigrid", "miniworld", "mo_gymnasium"}
 """Packages that may be imported for the environments that they register."""
-OURS = ("runnel.envs.toy",)
+OURS = ("runnel.envs.toy", "runnel.envs.team.toy")
 """Modules of this package whose classes are environments."""
 
 

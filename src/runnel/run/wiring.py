@@ -23,6 +23,7 @@ from runnel.core.contracts.samples import RankReader, SampleReader, SampleWriter
 from runnel.core.errors import ConfigError
 from runnel.core.records import StreamSpec
 from runnel.core.trace import TraceTrack, TraceWriter
+from runnel.core.trajectories import ACTIVE
 from runnel.core.worker import Worker
 from runnel.flow.collective import TorchCollective
 from runnel.flow.inference.inline import InlineClient
@@ -253,7 +254,8 @@ class _Wiring:
     def _trainer(self, spec: TrainerSpec, rank: int) -> Worker:
         e, num_ranks = self.experiment, len(self.experiment.ranks_of(spec))
         collective = rank_collective(e.config, rank, num_ranks, self._outer().meet_at) if num_ranks > 1 else None
-        made = e.accelerator.learner(spec.learner(SingleProcess() if collective is None else collective))
+        idle_rows = any(ACTIVE in e.stream(name).fields for name in spec.reads)
+        made = e.accelerator.learner(spec.learner(SingleProcess() if collective is None else collective), idle_rows=idle_rows)
         learner, leads = made.learner, spec is e.leader
         if rank:
             assert collective is not None, "a rank that follows has others beside it"

@@ -7,9 +7,10 @@ import torch
 
 from runnel.core.accounting import Accounting
 from runnel.core.clock import ManualClock
-from runnel.core.contracts.evaluation import AgentRoute, route
+from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch, FieldSpec, StreamSpec, trim
+from runnel.core.routes import route
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.core.worker import StageTimer

@@ -49,6 +49,7 @@ NOT_OF_AN_UPDATE = {
     "load_state_dict",
     "_culprit",
     "_nets",
+    "make_batch_of_decisions",  # of teams, which no kernel serves: tests/unit/agents/test_ppo_of_teams.py
 }
 ELSEWHERE = {"_sequences": "dqn gru", "categorical_td_loss": "dqn c51", "soft_actor_loss_discrete": "sac discrete"} | {
     "approximate_kl": "a2c"  # PPO's own loss says it; a loss of a user's need not

@@ -30,6 +30,11 @@ BASE: dict[str, dict[str, Any]] = {
     "a2c": ENV,
     "impala": ENV,
     "appo": {**ENV, "appo.num_minibatches": 2, "appo.num_epochs": 2, "appo.lr": 0.05},
+    "ippo": {
+        **{name: value for name, value in ENV.items() if name != "vector.backend"},
+        "teams": ("sender|a=one", "receiver|b=two"),
+        **{"ppo.num_minibatches": 2, "ppo.num_epochs": 2, "ppo.lr": 0.05},
+    },
     "dqn": {
         **REPLAY,
         "dqn.batch_size": 8,
@@ -112,6 +117,14 @@ TRIES: dict[str, Try] = {
 TRIES |= {name.replace("ppo.", "appo.", 1): how for name, how in TRIES.items() if name.startswith("ppo.")}
 TRIES |= {"appo.rho_bar": Try(2.0, {"total_updates": 6}), "appo.c_bar": Try(given={"total_updates": 6})}
 OF: dict[str, dict[str, Try]] = {
+    "ippo": {
+        "env": Try("team_frames:Frames"),
+        "env_kwargs": Try({"num_symbols": 4}),
+        "teams": Try(("s.*=sender", "r.*=ear")),
+        "net.core_size": Try(),
+        "net.conv": Try("none", {"env": "team_frames:Frames", "env_kwargs": {"stack": 2}, "net.hidden": None}),
+        "net.channels": Try("last", {"env": "team_frames:Frames", "env_kwargs": {"stack": 5}, "net.hidden": None}),
+    },
     "dqn": {"total_steps": Try(40), "total_updates": Try(3)},
     "sac": {"env": Try("MountainCarContinuous-v0"), "env_kwargs": Try({"g": 5.0}), "net.core_size": Try()},
 }

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from runnel.core.contracts.inference import InferenceClient
-from runnel.core.errors import ConfigError, DataError
+from runnel.core.errors import DataError
 from runnel.core.state import Plain, WorkerEvent
 
 POLICY = "policy"
@@ -79,25 +78,17 @@ class EvalResult:
 
 @dataclass(frozen=True)
 class AgentRoute:
-    """Agents whose id matches `pattern` ask `inference` and write to `samples`. The first match wins."""
+    """Agents whose id matches `pattern` ask `inference` and write to `samples`. The first match wins.
+
+    An empty `samples` means that the agents act and nothing is learned from them (a fixed opponent). A `deterministic` route
+    takes the most probable action instead of a drawn one. `stored` names the run whose parameters act (`run:FOLDER@VERSION`).
+    """
 
     pattern: str = ".*"
     inference: str = "policy"
     samples: str = "trajectories"
-
-
-def route(routes: Sequence[AgentRoute], agent_id: str) -> AgentRoute:
-    """The first route whose pattern matches the whole of `agent_id`.
-
-    >>> routes = [AgentRoute("red_.*", "red", "red"), AgentRoute(".*", "blue", "blue")]
-    >>> route(routes, "red_0").inference, route(routes, "green").inference
-    ('red', 'blue')
-    """
-    for candidate in routes:
-        if re.fullmatch(candidate.pattern, agent_id):
-            return candidate
-    patterns = ", ".join(repr(r.pattern) for r in routes)
-    raise ConfigError("routes", patterns, f"no pattern matches agent {agent_id!r}; add one, or end with '.*'")
+    deterministic: bool = False
+    stored: str = ""
 
 
 class Policy(Protocol):

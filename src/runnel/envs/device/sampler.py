@@ -15,19 +15,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runnel.core.contracts.evaluation import AgentRoute, route
+from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.contracts.inference import InferenceClient, RowPolicy
 from runnel.core.contracts.samples import SampleWriter
 from runnel.core.errors import NonFiniteError
 from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.rng import make_seed
+from runnel.core.routes import route
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State, WorkerEvent
 from runnel.envs.device.episodes import records
 from runnel.envs.device.torch_engine import Act, Played
 from runnel.envs.device.vector import TensorVector
-from runnel.envs.sampler import AGENT, SMALLEST_NOISE, VecEnvSampler
-from runnel.envs.segments import CarriedReturns, check_rows
+from runnel.envs.sampler import AGENT, VecEnvSampler
+from runnel.envs.segments import SMALLEST_NOISE, CarriedReturns, check_rows
 from runnel.kernels.graphs import CudaGraphed
 
 

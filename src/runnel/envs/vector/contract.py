@@ -10,8 +10,8 @@ So an actor with several vectors keeps their simulators busy while it waits for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -28,11 +28,15 @@ MAX_FAILURES = 5
 
 @dataclass
 class Episode:
-    """A finished episode of environment `env`: the sum of its rewards and its number of steps."""
+    """A finished episode of environment `env`: the sum of its rewards and its number of steps.
+
+    With several agents these are means: `total` over the agents that are trained, `by_policy` over those of each policy.
+    """
 
     env: int
     total: float
     length: int
+    by_policy: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -43,6 +47,7 @@ class StepOut:
     `truncated` (bool) are `[B]`. `final_rows` names the environments whose episode just ended, and `final_obs[key][f]`
     is the last observation of `final_rows[f]`; where there are masks, so is `final_obs["action_mask"]`. Dense vectors
     (`final_rows` None) give `final_obs` `[B, ...]` for every row: the observation that followed the action, before any reset.
+    `active` (bool `[B]`, only with several agents) says which rows decide next: see `envs/team/contract.py`.
     """
 
     obs: Batch
@@ -52,6 +57,7 @@ class StepOut:
     final_obs: Batch
     final_rows: list[int] | None
     action_mask: Tensor | None = None
+    active: Tensor | None = None
 
 
 Fault = WorkerEvent

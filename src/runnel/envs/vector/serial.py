@@ -19,7 +19,8 @@ from runnel.envs.bounds import Bounds, due_rows
 from runnel.envs.rewind import load_env, save_env, stateful_part
 from runnel.envs.spaces import MASK, Action, Info, Obs, StepResult, env_spec, mask_in_obs, obs_leaves
 from runnel.envs.vector.contract import MAX_FAILURES, Episode, StepOut, mark_stack
-from runnel.envs.vector.cpu_base import CpuVector, episode_seed, explained_by, obs_writer, of_gymnasium, trusting
+from runnel.envs.vector.copies import EnvCopy, side_by_side
+from runnel.envs.vector.cpu_base import CpuVector, explained_by, obs_writer, of_gymnasium, trusting
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -71,28 +72,6 @@ def same_spec(env: gym.Env, spec: EnvSpec, name: str) -> None:
         raise DataError(f"environments of {name!r} differ in their spaces: {found} is not {spec}; give all of them the same")
 
 
-class _EnvCopy:
-    """One environment of a vector, with what a replay of its current episode needs."""
-
-    def __init__(self, env: gym.Env, index: int) -> None:
-        self.env, self.index = trusting(env), index
-        self.stateful = stateful_part(env)
-        self.episode = -1
-        self.seed = 0
-        self.total = 0.0
-        self.start = 0
-        self.failures = 0
-
-    def next_episode(self, seed: int, clock: int) -> tuple[Obs, Info]:
-        """Reset into the next episode under the run's seed `seed`. `clock` is the vector's step count at its first decision."""
-        self.episode += 1
-        self.seed = episode_seed(seed, self.index, self.episode)
-        self.total, self.start = 0.0, clock
-        obs, info = self.env.reset(seed=self.seed)
-        progressed()
-        return obs, info
-
-
 class SerialVector(CpuVector):
     """`num_envs` Gymnasium environments, made by `make`, stepped one after the other in this process.
 
@@ -125,7 +104,7 @@ class SerialVector(CpuVector):
         envs = [env, *(_made(make) for _ in range(num_envs - 1))]
         for other in envs[1:]:
             same_spec(other, spec, self.name)
-        self._copies = [_EnvCopy(self._inner(e), index0 + i) for i, e in enumerate(envs)]
+        self._copies = [EnvCopy(trusting(self._inner(e)), index0 + i) for i, e in enumerate(envs)]
         inner = self._copies[0].env
         self._mask_in_obs = mask_in_obs(inner.observation_space)
         self._convert = action_rows(spec.action)
@@ -252,7 +231,7 @@ class SerialVector(CpuVector):
             del self._history[: len(self._history) - (self._clock - oldest)]
             self._prune_at = max(_PRUNE_AT, 2 * len(self._history))
 
-    def _begin(self, row: int, copy: _EnvCopy) -> None:
+    def _begin(self, row: int, copy: EnvCopy) -> None:
         """Begin the next episode of `copy`, in `row`."""
         obs, info = copy.next_episode(self._seed, self._clock)
         self._check(info)
@@ -269,7 +248,7 @@ class SerialVector(CpuVector):
         assert self._mask is not None
         self._mask[row] = read_mask(obs[MASK] if self._mask_in_obs else info[MASK], self.spec.action)
 
-    def _end(self, row: int, copy: _EnvCopy, seen: tuple[Obs, Info], flags: tuple[bool, bool]) -> None:
+    def _end(self, row: int, copy: EnvCopy, seen: tuple[Obs, Info], flags: tuple[bool, bool]) -> None:
         """The episode of `row` ended with the observation and info `seen`."""
         rows, (obs, info) = self.out.final_rows, seen
         assert rows is not None
@@ -305,7 +284,7 @@ class SerialVector(CpuVector):
         except (Exception, SystemExit) as problem:
             raise self._failure(copy, problem) from problem
 
-    def _failure(self, copy: _EnvCopy, error: BaseException) -> Exception:
+    def _failure(self, copy: EnvCopy, error: BaseException) -> Exception:
         where = f"environment {self.name!r} (index {copy.index}, episode {copy.episode}, step {self._clock - copy.start})"
         again = f", for the {copy.failures}th time in a row" if copy.failures > 1 else ""
         return self._error(where, error, copy.env, f"{again} [its episode began with reset(seed={copy.seed})]")
@@ -313,7 +292,7 @@ class SerialVector(CpuVector):
     def snapshot(self) -> State:
         return {**self._save_outputs(), "envs": [self._save(row, copy) for row, copy in enumerate(self._copies)]}
 
-    def _save(self, row: int, copy: _EnvCopy) -> State:
+    def _save(self, row: int, copy: EnvCopy) -> State:
         counters = {"episode": copy.episode, "seed": copy.seed, "total": copy.total, "start": copy.start}
         length = self._clock - copy.start
         actions = [a[row] for a in self._history[len(self._history) - length :]] if length else []
@@ -337,9 +316,9 @@ class SerialVector(CpuVector):
             played.append(raw)
             if obs is not None:
                 self._verify(row, copy, obs, len(raw))
-        self._history = _side_by_side(played)
+        self._history = side_by_side(played)
 
-    def _verify(self, row: int, copy: _EnvCopy, obs: Obs, num_actions: int) -> None:
+    def _verify(self, row: int, copy: EnvCopy, obs: Obs, num_actions: int) -> None:
         for leaf in self._leaves:
             stored = self._obs[leaf.key][row] if self._stack is None else self._obs[leaf.key][row, -self._stack.channels :]
             found = leaf.read(obs) if self._stack is None else self._stack.read(obs)
@@ -372,16 +351,3 @@ def action_rows(action: ActionSpec) -> Callable[[Array], list[Action]]:
         return list
     rows = env_action_rows(action)
     return lambda actions: rows(actions.reshape(len(actions), *action.shape))
-
-
-def _side_by_side(played: list[Array]) -> list[Array]:
-    """Actions of each row `[n_row, ...]`, all of which end now, as one array `[B, ...]` for each step.
-
-    A row with fewer actions than the longest has zeros in front; no replay reads those.
-    """
-    longest = max(played, key=len)
-    history = [np.zeros((len(played), *longest.shape[1:]), longest.dtype) for _ in range(len(longest))]
-    for row, actions in enumerate(played):
-        for step, action in enumerate(reversed(actions), start=1):
-            history[-step][row] = action
-    return history

@@ -1,0 +1,104 @@
+"""Environments with PettingZoo's parallel API, which is known by its methods: nothing of PettingZoo is imported.
+
+An environment has `possible_agents`, `agents` (those that decide next), `observation_space(agent)`, `action_space(agent)`,
+`reset(seed=, options=) -> observations, infos` and `step(actions) -> observations, rewards, terminations, truncations, infos`,
+all of them by agent. An agent that is not in `agents` and has not ended waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runnel.core.checks import reward_number
+from runnel.core.errors import DataError
+from runnel.core.spaces import TeamSpec
+from runnel.core.user_code import frames
+from runnel.core.worker import progressed
+from runnel.envs.rewind import Stateful
+from runnel.envs.spaces import MASK, Action, Info, Obs, env_spec
+
+NEEDED = ("possible_agents", "reset", "step", "observation_space", "action_space")
+
+
+class ParallelEnv:
+    """One environment with the calls that vectors and replays use: an observation is a dict by agent, and so is an action.
+
+    It also knows who has decided and who has ended in the present episode.
+    """
+
+    def __init__(self, env: Any, name: str) -> None:
+        if missing := [part for part in NEEDED if not hasattr(env, part)]:
+            fix = "it must have PettingZoo's parallel API"
+            raise DataError(f"environment {name!r} ({type(env).__name__}) has no {missing[0]}; {fix}")
+        self.env, self.name = env, name
+        self.agents: tuple[str, ...] = tuple(env.possible_agents)
+        self.acted: set[str] = set()
+        self.ended: set[str] = set()
+        self.rewards: dict[str, float] = {}
+        self.flags: dict[str, tuple[bool, bool]] = {}
+        """Of agents whose last step this was: terminated, truncated."""
+        if isinstance(env, Stateful):  # then `envs/rewind.py` saves and loads it as any other
+            self.get_state, self.set_state = env.get_state, env.set_state
+
+    @property
+    def live(self) -> list[str]:
+        """The agents that decide next."""
+        return [agent for agent in self.env.agents if agent not in self.ended]
+
+    def spec(self) -> TeamSpec:
+        """The spec of each agent. It makes one reset, because only that shows whether masks come in `info`."""
+        try:
+            _, infos = self.reset(seed=0)
+        except (Exception, SystemExit) as error:
+            said = f"environment {self.name!r} raised {type(error).__name__} at its first reset: {error}"
+            raise DataError(f"{said}{frames(error)}") from error
+        spaces = {agent: (self.env.observation_space(agent), self.env.action_space(agent)) for agent in self.agents}
+        return TeamSpec({agent: env_spec(*both, has_mask=MASK in infos.get(agent, {})) for agent, both in spaces.items()})
+
+    def reset(self, *, seed: int) -> tuple[dict[str, Obs], dict[str, Info]]:
+        found = self.env.reset(seed=seed)
+        if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(part, Mapping) for part in found):
+            raise DataError("reset must return (observations, infos), two dicts by agent")
+        self.acted, self.ended, self.flags, self.rewards = set(), set(), {}, {}
+        obs, infos = found
+        if not self.live:
+            raise DataError("no agent decides after reset: `agents` is empty")
+        self._check(obs)
+        return dict(obs), dict(infos)
+
+    def step(self, actions: Mapping[str, Action]) -> tuple[dict[str, Obs], float, bool, bool, dict[str, Info]]:
+        """One step of the agents that decide now; other actions are left out. The third result: whether no agent is left."""
+        chosen = {agent: actions[agent] for agent in self.live}
+        self.acted |= chosen.keys()
+        found = self.env.step(chosen)
+        progressed()
+        if not isinstance(found, tuple) or len(found) != 5 or not all(isinstance(part, Mapping) for part in found):
+            raise DataError("step must return five dicts by agent: observations, rewards, terminations, truncations, infos")
+        obs, rewards, terminations, truncations, infos = found
+        self.rewards = {a: reward_number(r) for a, r in rewards.items() if a not in self.ended}
+        over = {a: (bool(terminations.get(a)), bool(truncations.get(a))) for a in self.agents if a not in self.ended}
+        ended = {a: flags for a, flags in over.items() if any(flags)}
+        self.ended |= ended.keys()
+        # where an agent ends that has not decided in this episode, there is nothing to end
+        self.flags = {a: flags for a, flags in ended.items() if a in self.acted}
+        self._check(obs)
+        return dict(obs), 0.0, self._over(), False, dict(infos)
+
+    def _over(self) -> bool:
+        if self.live:
+            return False
+        if silent := sorted(self.acted - self.ended):
+            raise DataError(f"no agent is left, but {_names(silent)} never got terminated or truncated; flag every agent's end")
+        return True
+
+    def _check(self, obs: Mapping[str, Obs]) -> None:
+        """Refuse an agent that is to decide, or that just ended, without an observation, and an agent that nobody knows."""
+        if strange := [agent for agent in self.env.agents if agent not in self.agents]:
+            raise DataError(f"agent {strange[0]!r} is in `agents`, but not in `possible_agents`")
+        if blind := [agent for agent in (*self.live, *self.flags) if agent not in obs]:
+            raise DataError(f"gave no observation of {_names(blind)}")
+
+
+def _names(agents: Sequence[str]) -> str:
+    return ", ".join(repr(agent) for agent in agents)

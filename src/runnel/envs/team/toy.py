@@ -1,0 +1,73 @@
+"""A tiny environment of two agents, with PettingZoo's parallel API, for tests and examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from runnel.core.errors import ConfigError
+
+ByAgent = dict[str, Any]
+
+
+class Whisper:
+    """`sender` sees one of `num_symbols` symbols and whispers a word; then `receiver` hears the word, says a symbol and leaves;
+    then `sender` says the symbol itself.
+
+    If the receiver is right, both get 1; if the sender is right in the end, it gets 0.5. So at best the sender gets 1.5 and the
+    receiver 1. What a word means is for the two to find out. While the receiver decides, the sender waits, and it is paid then.
+    """
+
+    possible_agents = ("sender", "receiver")
+
+    def __init__(self, num_symbols: int = 3) -> None:
+        if num_symbols < 2:
+            raise ConfigError("env_kwargs.num_symbols", num_symbols, "use at least 2")
+        self.num_symbols = num_symbols
+        self.agents: list[str] = []
+        self._t = self._symbol = self._word = 0
+        self._rng = np.random.default_rng(0)
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        """The sender sees the symbol and whether it is the end, the receiver a word."""
+        return spaces.Box(0.0, 1.0, (self.num_symbols + (agent == "sender"),), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space:
+        """A word, or a symbol."""
+        return spaces.Discrete(self.num_symbols)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[ByAgent, ByAgent]:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self._t, self._symbol, self.agents = 0, int(self._rng.integers(self.num_symbols)), ["sender"]
+        return {"sender": self._seen()}, {"sender": {}}
+
+    def _seen(self) -> NDArray[np.float32]:
+        return np.append(self._hot(self._symbol), np.float32(self._t > 0))
+
+    def _hot(self, number: int) -> NDArray[np.float32]:
+        hot = np.zeros(self.num_symbols, np.float32)
+        hot[number] = 1.0
+        return hot
+
+    def step(self, actions: ByAgent) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+        self._t += 1
+        if self._t == 1:
+            self._word, self.agents = int(actions["sender"]), ["receiver"]
+            return self._told({"receiver": self._hot(self._word)}, {}, over=())
+        if self._t == 2:
+            right = float(int(actions["receiver"]) == self._symbol)
+            self.agents = ["sender"]
+            seen = {"receiver": self._hot(self._word), "sender": self._seen()}
+            return self._told(seen, {"sender": right, "receiver": right}, over=("receiver",))
+        self.agents = []
+        return self._told(
+            {"sender": self._seen()}, {"sender": 0.5 * (int(actions["sender"]) == self._symbol)}, over=("sender",)
+        )
+
+    @staticmethod
+    def _told(obs: ByAgent, rewards: ByAgent, *, over: tuple[str, ...]) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+        return obs, rewards, {agent: agent in over for agent in obs}, dict.fromkeys(obs, False), {agent: {} for agent in obs}

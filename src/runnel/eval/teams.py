@@ -1,0 +1,124 @@
+"""Plays episodes of environments with several agents, to measure all policies of a team at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from runnel.core.contracts.evaluation import POLICY, Clients, EvalResult, Progress
+from runnel.core.contracts.inference import InferenceClient
+from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
+from runnel.core.rng import make_rng, make_seed
+from runnel.envs.spaces import MASK
+from runnel.envs.team.contract import TeamVector
+from runnel.envs.team.serial import team_return
+from runnel.eval.runner import MAX_STEPS, ask
+from runnel.eval.tally import Tally
+
+
+class TeamEvaluation:
+    """As `EnvEvaluation`, for teams: exactly `episodes` episodes, on seeds that training never uses, new ones every round.
+
+    The client serves all policies at once (`nets/team.TeamNet`). A return is the mean over the agents that are trained;
+    `extra["return/red"]` is that of policy `red`.
+    """
+
+    def __init__(
+        self,
+        make_vector: Callable[[], TeamVector],
+        *,
+        episodes: int,
+        seed: int,
+        noise_sizes: Mapping[str, int],
+        max_steps: int = MAX_STEPS,
+    ) -> None:
+        if max_steps < 1:
+            raise ConfigError("eval.max_steps", max_steps, "use at least 1")
+        self._make, self._episodes, self._seed = make_vector, episodes, seed
+        self._noise_sizes, self._max_steps = dict(noise_sizes), max_steps
+        self._vector: TeamVector | None = None
+
+    def run(self, clients: Clients, *, round_index: int, progress: Progress | None = None) -> EvalResult:
+        if self._vector is None:
+            self._vector = self._make()
+        seed, tally = make_seed(self._seed, "eval", round_index), Tally(self._episodes, self._vector.num_envs)
+        rng = make_rng(seed, "noise")
+        attempt = 0
+        while tally.missing:  # once more only where episodes had to be cut: nothing but a reset ends those
+            self._vector.reset(seed if attempt == 0 else make_seed(seed, "again", attempt))
+            tally.begin(self._max_steps)
+            self._play(self._vector, clients[POLICY], tally, rng=rng, progress=progress)
+            attempt += 1
+        return tally.result()
+
+    def _play(
+        self,
+        vector: TeamVector,
+        client: InferenceClient,
+        tally: Tally,
+        *,
+        rng: np.random.Generator,
+        progress: Progress | None,
+    ) -> None:
+        """From a reset, until all episodes are played or every environment that owes some is in one that was cut."""
+        running = RunningReturns(vector)
+        while not tally.settled:
+            rows = ask(client, self._request(vector, rng))
+            vector.send({policy: rows[f"{policy}/action"] for policy in vector.outs})
+            vector.recv()
+            running.add()
+            tally.add(vector, after=running.restart)
+            for env in running.at(self._max_steps):
+                tally.cut(env, *team_return(vector.sides, running.totals(env)))
+            if progress is not None:
+                progress(self._episodes - tally.missing, self._episodes)
+
+    def _request(self, vector: TeamVector, rng: np.random.Generator) -> Batch:
+        """What all policies see now, each under its name."""
+        rows = Batch()
+        for policy, out in vector.outs.items():
+            noise = torch.from_numpy(rng.random((len(out.reward), self._noise_sizes[policy]), dtype=np.float32))
+            mine = {**out.obs, "noise": noise.clamp_min(2.0**-25)}
+            if out.action_mask is not None:
+                mine[MASK] = out.action_mask
+            rows |= {f"{policy}/{key}": x for key, x in mine.items()}
+        return rows
+
+    def close(self) -> None:
+        if self._vector is not None:
+            self._vector.close()
+            self._vector = None
+
+
+class RunningReturns:
+    """What the agents of each environment got so far in an episode that may never end by itself."""
+
+    def __init__(self, vector: TeamVector) -> None:
+        self._vector = vector
+        self._age = np.zeros(vector.num_envs, np.int64)
+        self._sums = {policy: np.zeros((vector.num_envs, len(side.agents))) for policy, side in vector.sides.items()}
+
+    def add(self) -> None:
+        """Another step is done."""
+        self._age += 1
+        for policy, sums in self._sums.items():
+            sums += self._vector.outs[policy].reward.numpy().reshape(sums.shape)
+
+    def restart(self, env: int) -> None:
+        """The episode of `env` is over."""
+        self._age[env] = 0
+        for sums in self._sums.values():
+            sums[env] = 0.0
+
+    def at(self, age: int) -> list[int]:
+        """The environments whose episodes have lasted that many steps."""
+        found: list[int] = np.flatnonzero(self._age == age).tolist()
+        return found
+
+    def totals(self, env: int) -> dict[str, float]:
+        """The sum of each agent of `env`."""
+        sides = self._vector.sides
+        return {a: float(sums[env, i]) for policy, sums in self._sums.items() for i, a in enumerate(sides[policy].agents)}

@@ -1,0 +1,79 @@
+"""Settings that every recipe on environments with several agents shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from runnel.core.bounds import bounded
+from runnel.core.errors import ConfigError
+from runnel.core.resuming import OnResume, stays
+from runnel.core.spaces import TeamSpec
+from runnel.graphs.run_config import RunConfig
+from runnel.graphs.unused import ON_ENVIRONMENTS
+from runnel.nets.convolutions import is_image
+from runnel.nets.layers import NetConfig
+
+
+@dataclass(frozen=True)
+class TeamConfig(RunConfig):
+    """`num_actors` actors, each with `num_envs` environments of several agents, `num_steps` steps of each in a segment."""
+
+    on_resume: ClassVar[OnResume] = (
+        stays("env", "env_kwargs", why="a run is of one task")
+        | stays("teams", why="the policies and their parameters are part of the checkpoint")
+        | stays("num_envs", "num_steps", "num_env_groups", why="segments and environments of that number are in the checkpoint")
+    )
+
+    env: str = "runnel.envs.team.toy:Whisper"
+    """module:Class or path/to/file.py:factory of an environment with PettingZoo's parallel API."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the environment's constructor."""
+    teams: tuple[str, ...] = ()
+    """Which policy serves which agents: PATTERN=POLICY ..., for example "red_.*=red" "blue_.*=blue". A pattern is a regular
+    expression of whole agent ids, and the first that matches wins. Empty: one policy, `shared`, for all agents. POLICY may be
+    one of a finished run, which acts and never changes: run:FOLDER, run:FOLDER@best, run:FOLDER@VERSION#POLICY."""
+    num_envs: int = bounded(8, at_least=1)
+    """Environments of each actor."""
+    num_steps: int = bounded(128, at_least=1)
+    """Steps of each environment in one segment."""
+    num_env_groups: int = bounded(1, at_least=1)
+    """Groups that an actor's environments are split into; while one group waits for the policies, another steps."""
+    net: NetConfig = field(default_factory=NetConfig)
+
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why."""
+        why = "agents that wait or have left have no recurrent state to go on with"
+        return super().unused() | ON_ENVIRONMENTS | {"net.core": why, "net.core_size": why}
+
+    def unused_on(self, spec: TeamSpec) -> dict[str, str]:
+        """Settings that this run would not read on an environment of `spec`, and why."""
+        leaves = [leaf for agent in spec.agents.values() for leaf in agent.obs.values()]
+        found = {} if any(map(is_image, leaves)) else {"net.conv": "no agent sees images"}
+        if not any(leaf.dtype.is_floating_point for leaf in leaves):
+            groups = [f.name for f in fields(self) if hasattr(getattr(self, f.name), "normalise_obs")]
+            why = "observations are not floats; those of bytes are scaled by the network"
+            found |= {f"{group}.normalise_obs": why for group in groups}
+        return found
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what cannot work, before anything starts."""
+        super().check()
+        self.net.check()
+        if self.num_envs % self.num_env_groups:
+            raise ConfigError("num_env_groups", self.num_env_groups, f"use a divisor of num_envs ({self.num_envs})")
+
+    @property
+    def batch_segments(self) -> int:
+        """Segments of each policy that hold one round of all environments."""
+        return self.num_actors * self.num_env_groups
+
+    @property
+    def width(self) -> int:
+        """Environments of one group."""
+        return self.num_envs // self.num_env_groups
+
+    @property
+    def batch_steps(self) -> int:
+        """Steps of environments in one round of all of them."""
+        return self.num_actors * self.num_envs * self.num_steps

@@ -1,0 +1,131 @@
+"""An environment of several agents as recipes use it: who follows which policy; samplers, evaluation and a policy for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from runnel.core.config import refuse_unused
+from runnel.core.contracts.evaluation import Policy
+from runnel.core.contracts.inference import Inferencer
+from runnel.core.contracts.samples import Sampler
+from runnel.core.errors import ConfigError
+from runnel.core.rng import make_seed
+from runnel.core.routes import Side, sides_of, team_routes
+from runnel.core.spaces import EnvSpec
+from runnel.envs.registry import env_name, make_team_env
+from runnel.envs.spaces import flatten_obs
+from runnel.envs.team.parallel import ParallelEnv
+from runnel.envs.team.sampler import TeamSampler
+from runnel.envs.team.serial import SerialTeam
+from runnel.eval.teams import TeamEvaluation
+from runnel.graphs.experiment import ActorSpec, EvaluationSpec
+from runnel.graphs.team_config import TeamConfig
+from runnel.graphs.user_objects import resolve_live
+from runnel.nets.inferencer import AgentNet, TorchInferencer
+from runnel.nets.policy import EnvPolicy
+from runnel.nets.team import TeamNet, TeamPolicy
+
+EVAL_ENVS = 16
+Nets = Mapping[str, AgentNet]
+Net = TypeVar("Net", bound=AgentNet)
+
+
+class TeamTask:
+    """The environment of `config`, and the sides of its agents. What does not fit together is refused here.
+
+    `stored` gives the parameters of a stored policy (`rl.run.stored_params`), for routes that name one.
+    """
+
+    def __init__(self, config: TeamConfig, *, stored: Callable[[str], Mapping[str, Tensor]] | None = None) -> None:
+        self._config, self._stored = config, stored
+        self._target = resolve_live(config.env, "env")
+        self.name = env_name(self._target)
+        probe = ParallelEnv(self.make(), self.name)
+        self.spec = probe.spec()
+        self._flatten = {agent: flatten_obs(probe.env.observation_space(agent)) for agent in probe.agents}
+        if hasattr(probe.env, "close"):
+            probe.env.close()
+        self.sides: dict[str, Side] = sides_of(team_routes(config.teams), self.spec)
+        refuse_unused(config, config.unused_on(self.spec))
+
+    def make(self) -> Any:
+        """One environment."""
+        return make_team_env(self._target, kwargs=self._config.env_kwargs)
+
+    def vector(self, num_envs: int, *, seed: int, index0: int = 0) -> SerialTeam:
+        """`num_envs` of the environment; `index0` is the number of the first among all of the run."""
+        return SerialTeam(self.make, num_envs, sides=self.sides, seed=seed, index0=index0, name=self.name)
+
+    @property
+    def trained(self) -> dict[str, Side]:
+        """The sides that are learned from."""
+        return {policy: side for policy, side in self.sides.items() if side.trains}
+
+    def network(self, policy: str, make: Callable[[str, EnvSpec], Net]) -> Net:
+        """The network of a policy; that of a stored one with its parameters."""
+        side = self.sides[policy]
+        net, text = make(policy, side.spec), side.route.stored
+        if text:
+            if self._stored is None:
+                raise ConfigError("teams", text, "this recipe reads no stored runs; name a policy that it trains")
+            try:
+                net.load_state_dict(self._stored(text))
+            except (RuntimeError, KeyError) as error:  # what torch raises for other shapes, and for other names
+                fix = "its parameters do not fit the network of these agents; use the settings of `net` of that run"
+                raise ConfigError("teams", text, f"{fix} ({str(error).splitlines()[-1].strip()})") from error
+        return net
+
+    def networks(self, make: Callable[[str, EnvSpec], Net]) -> dict[str, Net]:
+        """The networks of all policies."""
+        return {policy: self.network(policy, make) for policy in self.sides}
+
+    def actors(self, noise_sizes: Mapping[str, int], *, gamma: float | None) -> tuple[ActorSpec, ...]:
+        """The actors of the run: each asks all policies, and writes the stream of each that is trained."""
+        c = self._config
+        gammas = {} if gamma is None else dict.fromkeys(self.trained, gamma)
+        writes = tuple(side.route.samples for side in self.trained.values())
+
+        def maker(index: int) -> Callable[[int], Sampler]:
+            def make(incarnation: int) -> Sampler:
+                seed, name = make_seed(c.seed, "actor", incarnation), f"actor-{index}"
+                starts = [index * c.num_envs + i * c.width for i in range(c.num_env_groups)]
+                vectors = [self.vector(c.width, seed=seed, index0=start) for start in starts]
+                return TeamSampler(vectors, noise_sizes=noise_sizes, seed=make_seed(seed, index), name=name, gammas=gammas)
+
+            return make
+
+        return tuple(ActorSpec(f"actor-{i}", maker(i), writes=writes, asks=tuple(self.sides)) for i in range(c.most_actors))
+
+    def evaluation(self, make_nets: Callable[[], Nets]) -> EvaluationSpec | None:
+        """Greedy episodes of all policies beside training, as `config.eval` says; None where it says none."""
+        c = self._config
+        episodes, seed = c.eval.episodes, make_seed(c.seed, "evaluation")
+        if not episodes:
+            return None
+
+        def make() -> TeamEvaluation:
+            sizes = {policy: net.noise_size for policy, net in make_nets().items()}
+            return TeamEvaluation(
+                lambda: self.vector(min(episodes, EVAL_ENVS), seed=seed),
+                episodes=episodes,
+                seed=seed,
+                noise_sizes=sizes,
+                max_steps=c.eval.max_steps,
+            )
+
+        return EvaluationSpec(make, lambda: TorchInferencer(self._together(make_nets()), greedy=True, device=c.device))
+
+    def _together(self, nets: Nets) -> TeamNet:
+        """All policies as one network, whose parameters are those of the trained ones."""
+        return TeamNet(nets, fixed={policy for policy, side in self.sides.items() if side.route.stored})
+
+    def policy(self, make_nets: Callable[[], Nets]) -> tuple[Policy, Inferencer]:
+        """What `rl.load` gives back: it acts for a dict of observations by agent."""
+        nets, policies = make_nets(), {}
+        for name, side in self.sides.items():
+            for agent in side.agents:
+                policies[agent] = EnvPolicy(nets[name], side.spec, flatten=self._flatten[agent], seed=self._config.seed)
+        return TeamPolicy(policies), TorchInferencer(self._together(nets))

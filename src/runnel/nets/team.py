@@ -1,0 +1,95 @@
+"""Several networks as one: what acts for all policies of a team."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from runnel.core.errors import DataError
+from runnel.core.records import Batch
+from runnel.core.spaces import ArraySpec
+from runnel.core.state import Plain
+from runnel.nets.inferencer import AgentNet
+from runnel.nets.policy import EnvPolicy
+
+
+class TeamNet:
+    """The networks of a team, by policy: rows, actions and parameters of policy `red` are named `red/...`, as those of a
+    `TeamLearner` are. One request may have rows of some policies and none of others. `fixed` policies are not among
+    those whose parameters are loaded: they stay as they are."""
+
+    noise_size = 0
+    state_spec: Mapping[str, ArraySpec] = MappingProxyType({})
+    """Empty: recurrent networks are refused for teams."""
+
+    def __init__(self, members: Mapping[str, AgentNet], *, fixed: Collection[str] = ()) -> None:
+        self.members = dict(members)
+        self._learned = {policy: net for policy, net in members.items() if policy not in fixed}
+
+    def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
+        """Each policy acts for its rows."""
+        found = Batch()
+        for policy, mine in self._parts(rows):
+            found |= {f"{policy}/{key}": x for key, x in self.members[policy].act(Batch(mine), greedy=greedy).items()}
+        return found
+
+    def _parts(self, values: Mapping[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """The part of each policy that has one, without its name."""
+        for policy in self.members:
+            start = f"{policy}/"
+            if mine := {key.removeprefix(start): x for key, x in values.items() if key.startswith(start)}:
+                yield policy, mine
+
+    @property
+    def training(self) -> bool:
+        return any(getattr(net, "training", False) for net in self.members.values())
+
+    def eval(self) -> None:
+        """Put all of them into eval mode."""
+        for net in self.members.values():
+            if isinstance(net, torch.nn.Module):
+                net.eval()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {f"{policy}/{key}": x for policy, net in self._learned.items() for key, x in net.state_dict().items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *, assign: bool = False) -> None:
+        for policy, mine in self._parts(state_dict):
+            self.members[policy].load_state_dict(mine, assign=assign)
+
+    def to(self, device: torch.device) -> None:
+        for net in self.members.values():
+            net.to(device)
+
+
+class TeamPolicy:
+    """The policies of a team, which act for its agents: a dict of observations by agent in, a dict of actions out.
+
+    `policies` has the policy of each agent that there may be; each of them keeps nothing between calls.
+    """
+
+    def __init__(self, policies: Mapping[str, EnvPolicy]) -> None:
+        self.policies = dict(policies)
+
+    def act(
+        self,
+        obs: Mapping[str, Plain],
+        *,
+        deterministic: bool = True,
+        action_mask: Mapping[str, Plain] | None = None,
+    ) -> dict[str, Plain]:
+        """An action for each agent that has an observation; masks that an environment gives in `infos` come beside them."""
+        if unknown := [agent for agent in obs if agent not in self.policies]:
+            known = ", ".join(self.policies)
+            raise DataError(f"this policy knows no agent {unknown[0]!r}; it was trained with {known}")
+        masks = action_mask or {}
+        return {
+            agent: self.policies[agent].act(seen, deterministic=deterministic, action_mask=masks.get(agent))
+            for agent, seen in obs.items()
+        }
+
+    def reset(self) -> None:
+        """There is nothing to forget: policies of teams have no recurrent state."""

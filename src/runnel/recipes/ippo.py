@@ -1,0 +1,47 @@
+"""Independent PPO: agents of one environment learn side by side, each policy as if the others were part of the world.
+
+runnel train ippo --env my_game.py:MyGame --teams "red_.*=red" "blue_.*=blue"
+runnel train ippo --env my_game.py:MyGame --teams "red_.*=red" "blue_.*=run:runs/first@best#blue"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import runnel as rl
+
+
+@dataclass(frozen=True)
+class Config(rl.graphs.TeamConfig):
+    """PPO (agents/ppo.py) for each policy of a team, on `num_actors` x `num_envs` environments, `num_steps` steps of each per
+    update."""
+
+    total_steps: int | None = 100_000
+    """Budget in steps of the environment; all agents of an environment take a step together."""
+    ppo: rl.agents.PPOConfig = field(default_factory=lambda: rl.agents.PPOConfig(normalise_obs=True, normalise_reward=True))
+
+    def settle(self) -> tuple[rl.RunConfig, list[str]]:
+        """Stored policies by version and checksum, so that a resumed run uses the same."""
+        teams, told = rl.run.pin_teams(self.teams)
+        return replace(self, teams=teams), told
+
+    def unused(self) -> dict[str, str]:
+        """The settings (or groups of them) that this run does not use, each with the reason."""
+        return super().unused() | self.ppo.unused("ppo", fresh=self.staleness.mode == "sync")
+
+
+def build(c: Config) -> rl.Experiment:
+    """Actors play and write a stream for each policy; an update takes one segment of each actor from every stream."""
+    task = rl.graphs.TeamTask(c, stored=rl.run.stored_params)
+    for side in task.trained.values():
+        c.ppo.check(c.batch_steps * len(side.agents) // c.placement.trainers)
+
+    def network(policy: str, spec: rl.core.EnvSpec) -> rl.nets.ActorCritic:
+        body = rl.nets.build_body(spec, c.net, seed=rl.core.make_seed(c.seed, "team", policy))
+        return rl.nets.ActorCritic(spec, body, normalise_obs=c.ppo.normalise_obs)
+
+    def learner(policy: str, net: rl.nets.ActorCritic, ranks: rl.Collective) -> rl.agents.PPOLearner:
+        seed = rl.core.make_seed(c.seed, "team", policy)
+        return rl.agents.PPOLearner(c.ppo, net, seed=seed, collective=ranks, device=c.device)
+
+    return rl.graphs.team_graph(c, task, network=network, learner=learner, return_gamma=c.ppo.return_gamma)

@@ -1,0 +1,128 @@
+"""Policies of stored runs, as opponents that never change: `run:FOLDER[@WHICH][#MEMBER]`.
+
+WHICH is `newest` (the default), `best`, or the number of a version that is kept; MEMBER is needed where that run trained
+several policies. What is chosen when a run is made is written into its settings as `run:FOLDER@VERSION+CHECKSUM#MEMBER`, so
+that a resumed run uses the same parameters or none. Only parameters are read: no code of that run, and no setting.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from torch import Tensor
+
+from runnel.core.errors import CheckpointError, ConfigError
+from runnel.core.routes import STORED
+from runnel.run.best import BestParams
+from runnel.run.checkpoint import Checkpoints, read_params, verify
+from runnel.track.folder import RunFolder
+
+_FORM = re.compile(r"run:(?P<folder>[^#]+?)(@(?P<which>newest|best|\d+)(\+(?P<checksum>[0-9a-f]+))?)?(#(?P<member>[\w.-]+))?")
+_DIGITS = 12
+"""Digits of a checksum that are kept."""
+
+
+@dataclass(frozen=True)
+class StoredPolicy:
+    """A policy of a stored run. `checksum` is empty until it was chosen."""
+
+    folder: str
+    which: str = "newest"
+    checksum: str = ""
+    member: str = ""
+
+    def __str__(self) -> str:
+        checksum, member = f"+{self.checksum}" if self.checksum else "", f"#{self.member}" if self.member else ""
+        return f"{STORED}{self.folder}@{self.which}{checksum}{member}"
+
+
+def parse_stored(text: str) -> StoredPolicy:
+    """Read `run:FOLDER[@WHICH][#MEMBER]`.
+
+    >>> parse_stored("run:runs/x@best#red")
+    StoredPolicy(folder='runs/x', which='best', checksum='', member='red')
+    >>> str(parse_stored("run:runs/x"))
+    'run:runs/x@newest'
+    """
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            "teams", text, "write run:FOLDER, run:FOLDER@best or run:FOLDER@VERSION, and #POLICY where it has several"
+        )
+    return StoredPolicy(found["folder"], found["which"] or "newest", found["checksum"] or "", found["member"] or "")
+
+
+def pin_teams(teams: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """`teams` in which every stored policy is one version of one run, and what to tell of each choice."""
+    pinned, told = [], []
+    for entry in teams:
+        pattern, equals, policy = entry.partition("=")
+        if not policy.startswith(STORED):
+            pinned.append(entry)
+            continue
+        chosen = choose(parse_stored(policy))
+        pinned.append(f"{pattern}{equals}{chosen}")
+        told.append(f"agents {pattern!r} follow version {chosen.which} of {chosen.folder}, which never changes")
+    return tuple(pinned), told
+
+
+def choose(policy: StoredPolicy) -> StoredPolicy:
+    """The same with the version, checksum and member that it comes to now."""
+    path, version, digest = _find(policy)
+    member = _member_of(policy, read_params(path))
+    return replace(policy, folder=str(Path(policy.folder).resolve()), which=str(version), checksum=digest, member=member)
+
+
+@lru_cache(maxsize=8)
+def stored_params(text: str) -> Mapping[str, Tensor]:
+    """The parameters of a stored policy, verified; read once in a process."""
+    policy = parse_stored(text)
+    path, _, digest = _find(policy)
+    if policy.checksum not in ("", digest):
+        fix = f"version {policy.which} there is not what it was when this run began (checksum {digest}); restore it"
+        raise ConfigError("teams", text, fix)
+    params = read_params(path)
+    start = f"{member}/" if (member := _member_of(policy, params)) else ""
+    return {name.removeprefix(start): x for name, x in params.items() if name.startswith(start)}
+
+
+def _find(policy: StoredPolicy) -> tuple[Path, int, str]:
+    """The checkpoint of a stored policy, its version, and the checksum of its parameters."""
+    folder = RunFolder.open(policy.folder, field="teams")
+    checkpoints, best = Checkpoints(folder.checkpoints), BestParams(folder.best)
+    try:
+        if policy.which == "newest":
+            path = checkpoints.newest(("params",))[0]
+        elif policy.which == "best":
+            path = best.load()[1].path
+        else:
+            path = _of_version(policy, [*checkpoints.finished(), *(one.path for one in best.kept())])
+        manifest = verify(path, ("params",))
+    except CheckpointError as error:
+        raise ConfigError("teams", str(policy), str(error)) from error
+    return path, int(manifest["version"]), str(manifest["files"]["params.safetensors"])[:_DIGITS]
+
+
+def _of_version(policy: StoredPolicy, paths: Sequence[Path]) -> Path:
+    kept = {int(path.name.partition("-")[0]): path for path in paths}
+    found = kept.get(int(policy.which))
+    if found is None:
+        there = ", ".join(map(str, sorted(kept))) or "none"
+        raise ConfigError("teams", str(policy), f"that run keeps no version {policy.which}; it has {there}")
+    return found
+
+
+def _member_of(policy: StoredPolicy, params: Mapping[str, Tensor]) -> str:
+    """The policy that is meant, of a run that trained several; empty for a run of one policy without a name."""
+    members = sorted({name.partition("/")[0] for name in params if "/" in name})
+    if policy.member and policy.member not in members:
+        there = ", ".join(members) or "only one, without a name"
+        raise ConfigError("teams", str(policy), f"that run has no policy {policy.member!r}; it has {there}")
+    if not policy.member and len(members) > 1:
+        fix = f"that run has several policies ({', '.join(members)}); say which: {policy}#{members[0]}"
+        raise ConfigError("teams", str(policy), fix)
+    return policy.member or (members[0] if members else "")

@@ -1,0 +1,204 @@
+"""Vectors of environments with several agents: rows, early leavers, turns, seeds, and a resume in the middle of an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from team_envs import Leaver, Masked, Turns
+
+from runnel.core.errors import DataError
+from runnel.core.routes import sides_of, team_routes
+from runnel.envs.team.parallel import ParallelEnv
+from runnel.envs.team.serial import SerialTeam
+
+ROUTES = ("early_.*=early", "late_.*=late")
+
+
+def team(make: Callable[[], Any] = Leaver, num_envs: int = 2, teams: tuple[str, ...] = ROUTES, seed: int = 1) -> SerialTeam:
+    sides = sides_of(team_routes(teams), ParallelEnv(make(), "probe").spec())
+    return SerialTeam(make, num_envs, sides=sides, seed=seed, name="toy")
+
+
+def zeros(vector: SerialTeam) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(len(out.reward), dtype=torch.int64) for name, out in vector.outs.items()}
+
+
+def play(vector: SerialTeam, num_steps: int) -> None:
+    for _ in range(num_steps):
+        vector.send(zeros(vector))
+
+
+def seen(vector: SerialTeam) -> dict[str, dict[str, list[Any]]]:
+    """Everything that a vector shows now, as plain numbers."""
+    shown = {}
+    for name, out in vector.outs.items():
+        assert out.active is not None
+        assert out.final_rows is not None
+        n = len(out.final_rows)
+        flags = {"terminated": out.terminated, "truncated": out.truncated, "active": out.active, "reward": out.reward}
+        arrays = {**out.obs, **flags, **{f"final_{k}": x[:n] for k, x in out.final_obs.items()}}
+        shown[name] = {k: x.tolist() for k, x in arrays.items()} | {"final_rows": list(out.final_rows)}
+    return shown
+
+
+def test_one_who_leaves_early_ends_at_its_last_decision_and_is_silent_until_the_episode_is_over() -> None:
+    vector = team(num_envs=1)
+    vector.reset()
+    early, late = vector.outs["early"], vector.outs["late"]
+    record = []
+    for _ in range(6):
+        active = (bool(early.active[0]), bool(late.active[0]))
+        vector.send(zeros(vector))
+        record.append((*active, early.reward.item(), early.terminated.item(), late.terminated.item(), late.truncated.item()))
+    assert record == [
+        (True, True, 1.0, False, False, False),
+        (True, True, 1.0, True, False, False),
+        (False, True, 0.0, False, False, False),
+        (False, True, 0.0, False, False, False),
+        (False, True, 0.0, False, False, True),
+        (True, True, 1.0, False, False, False),
+    ]
+    (episode,) = vector.episodes()
+    assert (episode.total, episode.length, dict(episode.by_policy)) == (3.5, 5, {"early": 2.0, "late": 5.0})
+
+
+def test_final_observations_are_those_of_the_last_step_and_rows_of_the_silent_are_zeros() -> None:
+    vector = team(num_envs=1)
+    vector.reset()
+    for _ in range(2):
+        vector.send({"early": torch.ones(1, dtype=torch.int64), "late": torch.zeros(1, dtype=torch.int64)})
+    out = vector.outs["early"]
+    assert out.final_rows == [0]
+    assert out.final_obs["obs"][0, :2].tolist() == [2.0, 1.0]
+    assert out.obs["obs"].tolist() == [[0.0, 0.0, 0.0]]
+    vector.send(zeros(vector))
+    assert vector.outs["early"].final_rows == []
+
+
+def test_one_who_waits_is_inactive_without_a_flag_and_gets_its_rewards_meanwhile() -> None:
+    vector = team(Turns, 1, ("x=x", "y=y"))
+    vector.reset()
+    record = []
+    for _ in range(4):
+        active = [bool(vector.outs[name].active[0]) for name in ("x", "y")]
+        vector.send(zeros(vector))
+        record.append((active, [vector.outs[n].reward.item() for n in "xy"], [vector.outs[n].terminated.item() for n in "xy"]))
+    assert record == [
+        ([True, False], [1.0, -0.5], [False, False]),
+        ([False, True], [-0.5, 1.0], [False, False]),
+        ([True, False], [1.0, -0.5], [False, False]),
+        ([False, True], [-0.5, 1.0], [True, True]),
+    ]
+
+
+def test_rows_are_environment_major() -> None:
+    vector = team(Turns, 3, (".*=shared",))
+    vector.reset()
+    assert vector.outs["shared"].active.tolist() == [True, False] * 3
+    assert vector.sides["shared"].agents == ("x", "y")
+
+
+@pytest.mark.parametrize(("make", "teams"), [(Leaver, ROUTES), (Turns, (".*=shared",))])
+@pytest.mark.parametrize("steps", [0, 1, 3, 7])
+def test_a_vector_goes_on_bit_for_bit_also_with_a_dead_agent_in_the_middle_of_an_episode(
+    make: Callable[[], Any], teams: tuple[str, ...], steps: int
+) -> None:
+    rng = np.random.default_rng(0)
+
+    def actions(vector: SerialTeam) -> dict[str, torch.Tensor]:
+        return {n: torch.from_numpy(rng.integers(0, 2, len(out.reward))) for n, out in vector.outs.items()}
+
+    first = team(make, 2, teams)
+    first.reset()
+    for _ in range(steps):
+        first.send(actions(first))
+    saved = first.snapshot()
+    second = team(make, 2, teams, seed=99)
+    second.restore(saved)
+    for _ in range(8):
+        same = actions(first)
+        first.send(same)
+        second.send(same)
+        assert seen(first) == seen(second)
+    assert first.episodes() == second.episodes()
+    assert second.snapshot()["clock"] == steps + 8
+
+
+def test_an_environment_that_is_not_deterministic_is_told_at_a_resume() -> None:
+    class Random(Leaver):
+        def _obs(self) -> dict[str, Any]:
+            self._rng = np.random.default_rng()
+            return super()._obs()
+
+    first = team(Random)
+    first.reset()
+    first.send(zeros(first))
+    with pytest.raises(DataError, match="is not deterministic: a replay of its episode gave agent 'early_0'"):
+        team(Random).restore(first.snapshot())
+
+
+@pytest.mark.parametrize("in_obs", [True, False])
+def test_masks_come_in_infos_or_inside_the_observation_and_allow_all_where_nobody_decides(in_obs: bool) -> None:
+    vector = team(lambda: Masked(in_obs), 1)
+    vector.reset()
+    early, late = vector.outs["early"], vector.outs["late"]
+    masks = []
+    for _ in range(6):
+        assert early.action_mask is not None
+        masks.append(early.action_mask[0].tolist())
+        vector.send({"early": early.action_mask.long().argmax(1), "late": torch.zeros(1, dtype=torch.int64)})
+    assert masks == [[False, True]] * 2 + [[True, True]] * 3 + [[False, True]]
+    assert late.action_mask is None
+    assert set(early.obs) == ({"obs/seen"} if in_obs else {"obs"})
+
+
+class Silent(Leaver):
+    """Its last agent leaves without a flag."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        obs, rewards, terminated, _, infos = super().step(actions)
+        return obs, rewards, terminated, {}, infos
+
+
+class Blind(Leaver):
+    """It forgets an observation."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        obs, *rest = super().step(actions)
+        obs.pop("late_0", None)
+        return obs, *rest
+
+
+class Raises(Leaver):
+    def step(self, actions: dict[str, Any]) -> Any:
+        raise RuntimeError("it broke")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (Silent, "no agent is left, but 'late_0' never got terminated or truncated"),
+        (Blind, "gave no observation of 'late_0'"),
+        (Raises, r"environment 'toy' \(index 0, episode 0, step 1\) raised RuntimeError: it broke"),
+    ],
+)
+def test_what_breaks_the_contract_is_told_with_its_place(make: Callable[[], Any], text: str) -> None:
+    vector = team(make)
+    vector.reset()
+    with pytest.raises(DataError, match=text):
+        play(vector, 6)
+
+
+def test_actions_outside_of_their_space_are_refused() -> None:
+    vector = team()
+    vector.reset()
+    with pytest.raises(
+        DataError, match="policy 'early' gave actions outside of their space; a choice is an integer from 0 to 1"
+    ):
+        vector.send({**zeros(vector), "early": torch.tensor([0, 2])})
+    with pytest.raises(DataError, match="actions of shape"):
+        vector.send({**zeros(vector), "late": torch.zeros(3, dtype=torch.int64)})
