@@ -60,6 +60,11 @@ class StreamSpec:
         return self.sizes[self.rows]
 
     @property
+    def is_ragged(self) -> bool:
+        """Whether its rows are tokens, of different number in each row."""
+        return "row_length" in self.fields
+
+    @property
     def all_readers(self) -> tuple[str, ...]:
         """The names of all readers; the one that paces is the first, lossy ones are the last."""
         return self.readers + self.lossy_readers

@@ -29,7 +29,7 @@ from runnel.core.accounting import Accounting
 from runnel.core.contracts.samples import Feedback
 from runnel.core.errors import DataError
 from runnel.core.records import Header, Segment, Slot, StreamSpec, check_used, trim
-from runnel.core.sharding.batch_split import cut
+from runnel.core.sharding.batch_split import cut, owners_of
 from runnel.core.state import State
 from runnel.flow.slot_memory import (
     ANSWERED,
@@ -278,12 +278,18 @@ class SlotTable:
             indices = self.ready(reader)[:num]
             if len(indices) < num:
                 return []
-            self.read[indices, reader] = TAKEN if ranks == 1 else _rank_marks(num, ranks)
+            self.read[indices, reader] = TAKEN if ranks == 1 else self._rank_marks(indices, ranks)
             self.readers[reader, CURSOR] += num
             segments = [self._segment(i) for i in indices]
         if ranks > 1:  # the other ranks wait for these marks
             self.ring()
         return segments
+
+    def _rank_marks(self, indices: Sequence[int], ranks: int) -> list[int]:
+        """The marks of segments that several ranks take together, which say whose part each is."""
+        if len(indices) % ranks:
+            return [SHARED] * len(indices)
+        return [GIVEN - owner for owner in owners_of([self._get_header(i) for i in indices], self.spec, ranks)]
 
     def copy(self, reader: int, num: int) -> list[Segment]:
         """Copies of up to `num` segments for a lossy reader. Their rows count as held; their slots are released for it."""
@@ -463,10 +469,6 @@ class SlotTable:
 
     def slot(self, index: int) -> Slot:
         return Slot(index, self.spec, self._get_header(index), self.memory.arrays[index])
-
-
-def _rank_marks(num: int, ranks: int) -> list[int]:
-    return [SHARED] * num if num % ranks else [GIVEN - i * ranks // num for i in range(num)]
 
 
 class TableWriter:

@@ -1,6 +1,8 @@
 """Split a batch over the ranks of a trainer: by whole segments if their number divides evenly, else each segment by rows.
 
-The parts together are the whole batch. So any number of ranks trains on the same rows as one rank would.
+The parts together are the whole batch. So any number of ranks trains on the same rows as one rank would. Ranks take each step
+together, so the slowest decides: where rows have different lengths, whole segments are dealt out so that the ranks get about
+equally many tokens (the idea is ByteScale's, Ge et al. 2025, arXiv:2502.21231).
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from runnel.core.errors import ConfigError
-from runnel.core.records import Batch, Segment, StreamSpec
+from runnel.core.records import Batch, Header, Segment, StreamSpec
 
 
 def shares_evenly(spec: StreamSpec, num_segments: int, ranks: int) -> bool:
@@ -30,8 +32,32 @@ def share_of(segments: Sequence[Segment], rank: int, ranks: int) -> list[Segment
     """The part of rank `rank` in the segments of a batch."""
     if len(segments) % ranks:
         return [cut(segment, rank, ranks) for segment in segments]
-    num = len(segments) // ranks
-    return list(segments[rank * num : (rank + 1) * num])
+    owners = owners_of([s.header for s in segments], segments[0].spec, ranks) if segments else []
+    return [segment for segment, owner in zip(segments, owners, strict=True) if owner == rank]
+
+
+def owners_of(headers: Sequence[Header], spec: StreamSpec, ranks: int) -> list[int]:
+    """The rank that gets each segment of a batch: neighbours, or by tokens where rows have different lengths."""
+    if not spec.is_ragged:
+        return [i * ranks // len(headers) for i in range(len(headers))]
+    return deal([header.used[spec.variable[0]] for header in headers], ranks)
+
+
+def deal(sizes: Sequence[int], ranks: int) -> list[int]:
+    """The rank of each item, so that all get equally many items and sums of `sizes` that are about equal.
+
+    The largest first, each to the rank with the smallest sum that has a place left. Ties go to the first.
+
+    >>> deal([9, 8, 1, 2], 2)
+    [0, 1, 0, 1]
+    """
+    owners, sums, places = [0] * len(sizes), [0] * ranks, [len(sizes) // ranks] * ranks
+    for item in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        rank = min((r for r in range(ranks) if places[r]), key=lambda r: (sums[r], r))
+        owners[item] = rank
+        sums[rank] += sizes[item]
+        places[rank] -= 1
+    return owners
 
 
 def cut(segment: Segment, part: int, parts: int) -> Segment:
