@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import ClassVar
 
 from runnel.core.bounds import bounded
@@ -168,10 +169,6 @@ def prompt_graph(
     if reference is not None:
         assert algorithm is not None
         inference.append(task.reference(c.learner, depth=slots, temperature=c.learner.temperature_for(algorithm(task))))
-
-    def make_learner(ranks: Collective) -> Learner:
-        return learner(task) if learner is not None else _token_learner(c, task, algorithm, ranks, reference)
-
     return Experiment(
         config=c,
         title=task.task.name,
@@ -179,7 +176,11 @@ def prompt_graph(
         staleness=staleness,
         actors=tuple(actors),
         inference=tuple(inference),
-        trainers=(TrainerSpec(make_learner, tuple(phases), token_streams=("rollouts", "demos")),),
+        trainers=(
+            TrainerSpec(
+                partial(_learner, c, task, learner, algorithm, reference), tuple(phases), token_streams=("rollouts", "demos")
+            ),
+        ),
         evaluation=task.evaluation(),
         policy=lambda: task.policy(temperature=c.learner.temperature),
         export=task.export,
@@ -188,13 +189,16 @@ def prompt_graph(
     )
 
 
-def _token_learner(
+def _learner(
     c: PromptConfig,
     task: PromptTask,
+    own: Callable[[PromptTask], Learner] | None,
     algorithm: Callable[[PromptTask], Algorithm] | None,
-    ranks: Collective,
     reference: ReferencePlan | None,
+    ranks: Collective,
 ) -> Learner:
+    if own is not None:
+        return own(task)
     assert algorithm is not None, "a recipe gives prompt_graph an algorithm or a learner"
     return task.learner(c.learner, {"rollouts": algorithm(task), "demos": SupervisedFineTuning()}, ranks, reference)
 
