@@ -169,6 +169,7 @@ def prompt_graph(
     if reference is not None:
         assert algorithm is not None
         inference.append(task.reference(c.learner, depth=slots, temperature=c.learner.temperature_for(algorithm(task))))
+    made = partial(_learner, c, task, learner, algorithm, reference)
     return Experiment(
         config=c,
         title=task.task.name,
