@@ -177,11 +177,7 @@ def prompt_graph(
         staleness=staleness,
         actors=tuple(actors),
         inference=tuple(inference),
-        trainers=(
-            TrainerSpec(
-                partial(_learner, c, task, learner, algorithm, reference), tuple(phases), token_streams=("rollouts", "demos")
-            ),
-        ),
+        trainers=(TrainerSpec(made, tuple(phases), token_streams=("rollouts", "demos")),),
         evaluation=task.evaluation(),
         policy=lambda: task.policy(temperature=c.learner.temperature),
         export=task.export,

@@ -41,7 +41,7 @@ def evaluation(make: Any, teams: tuple[str, ...], *, episodes: int, num_envs: in
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_it_plays_exactly_so_many_episodes_and_tells_the_return_of_each_policy(num_envs: int) -> None:
     played = evaluation(Leaver, ("early_.*=early", "late_.*=late"), episodes=5, num_envs=num_envs)
-    result = played.run(FakeClient(zeros), round_index=0)  # type: ignore[arg-type]
+    result = played.run({"policy": FakeClient(zeros)}, round_index=0)  # type: ignore[dict-item]
     assert result.returns == [3.5] * 5
     assert result.extra == {"length": [5.0] * 5, "return/early": [2.0] * 5, "return/late": [5.0] * 5}
     played.close()
@@ -49,7 +49,7 @@ def test_it_plays_exactly_so_many_episodes_and_tells_the_return_of_each_policy(n
 
 def test_an_episode_is_cut_at_the_limit_and_counts_with_what_it_got() -> None:
     played = evaluation(lambda: Turns(length=10**9), ("x=x", "y=y"), episodes=3, num_envs=2, max_steps=4)
-    result = played.run(FakeClient(zeros), round_index=0)  # type: ignore[arg-type]
+    result = played.run({"policy": FakeClient(zeros)}, round_index=0)  # type: ignore[dict-item]
     assert result.extra["cut"] == [1.0] * 3
     assert result.extra["return/x"] == [2 * 1.0 - 2 * 0.5] * 3
     assert result.returns == [1.0] * 3
