@@ -24,12 +24,13 @@ import runnel as rl
 from runnel.eval.statistics import mean_interval
 
 SETTINGS: dict[str, Any] = {
-    "task": "reverse",
+    "task": f"{Path(__file__).with_name('skewed_task.py')}:make_task",
     "launcher": "local",
     "num_prompts": 8,
     "group_size": 4,
     "max_tokens": 192,
     "lm": {"layers": 4, "width": 128, "heads": 4, "kv_heads": 2, "inner": 256},
+    "engine": {"num_slots": 8},
     "placement": {"threads": 1},
     "eval": {"episodes": 0},
     "checkpoint": {"every": 0},
@@ -41,7 +42,7 @@ SKIPPED = 4
 
 
 def seconds_of_an_update(out: Path, name: str, *, in_parts: bool, updates: int, seed: int) -> tuple[float, float]:
-    """Median seconds between two updates, and the spread of lengths (95th percentile over median)."""
+    """Median seconds between two updates, and the mean length of the last completions."""
     settings = {**SETTINGS, "learner": {"lr": 0.0, "in_parts": in_parts}}
     if in_parts:
         settings.pop("record")

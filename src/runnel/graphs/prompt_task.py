@@ -285,7 +285,7 @@ class PromptTask:
                     max_refills=max_refills,
                     reference=reference,
                     reward_timeout_s=self._reward_timeout_s,
-                    reward_wait_s=0.005 if self._overlap and self._config.launcher == "inproc" else 0.0,
+                    reward_wait_s=0.005 if self._overlap else 0.0,  # a reward that is ready rings no bell
                     blocking_rewards=not self._overlap,
                 )
 
