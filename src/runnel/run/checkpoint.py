@@ -270,7 +270,9 @@ class Checkpoints:
         kept = [p for p in self.finished() if p.name <= target.name][-self.keep :]
         for other in self.finished():
             if other not in kept:
-                shutil.rmtree(other)
+                # renamed first: a run that is killed meanwhile leaves no half of a checkpoint, but what `begin` clears away
+                gone = other.rename(other.with_name(f".writing-{other.name}"))
+                shutil.rmtree(gone)
         return target
 
     def finished(self) -> list[Path]:

@@ -80,7 +80,8 @@ def test_ranks_that_keep_parts_take_the_step_of_one_and_go_on_in_any_number(tmp_
         torch.testing.assert_close(weights(two, name), weights(alone, name), rtol=1e-6, atol=1e-8, msg=name)
         for key, value in alone[0][name]["metrics"].items():
             if key == "grad_norm" or key.startswith("loss/"):
-                assert two[1][name]["metrics"][key] == pytest.approx(value, rel=1e-5, abs=1e-9), (name, key)
+                # a loss is a sum of float32 terms of both signs, and ranks add up other rows first: 1e-7 is their rounding
+                assert two[1][name]["metrics"][key] == pytest.approx(value, rel=1e-5, abs=1e-7), (name, key)
         for rank, found in enumerate(two):
             write_parts(tmp_path, {f"{name}-{rank}": _tensors(found[name]["state"])})
     one_on = [train(SingleProcess(), NAMES, str(tmp_path), 1)]

@@ -344,3 +344,21 @@ def test_large_files_are_digested_in_pieces_and_every_byte_counts(tmp_path, monk
         data[place] ^= 1
         path.write_bytes(data)
         assert checkpoint.digest_of(path) != found
+
+
+def test_a_kill_while_an_old_checkpoint_goes_leaves_no_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    save(checkpoints, 1)
+
+    def killed(path: Path, **more: Any) -> None:
+        (Path(path) / "params.safetensors").unlink(missing_ok=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("runnel.run.checkpoint.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save(checkpoints, 2)
+    assert [p.name for p in checkpoints.finished()] == ["000000002"]
+    assert [p.name for p in tmp_path.glob("0*")] == ["000000002"], "nothing that looks like a checkpoint is one by half"
+    save(checkpoints, 3)
+    assert [p.name for p in tmp_path.iterdir()] == ["000000003"], "the next one clears away what was left"
