@@ -231,7 +231,6 @@ class _Wiring:
             readers={stream: self._reader(stream, spec.name) for stream in spec.reads},
             clients=self._clients(spec),
             writers={stream: self._writer(stream, spec.name) for stream in spec.writes},
-            stateless=self.experiment.is_stateless(spec.name),
         )
 
     def _clients(self, spec: ActorSpec | TransformSpec) -> dict[str, SavedClient]:

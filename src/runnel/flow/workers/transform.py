@@ -66,12 +66,9 @@ class TransformWorker(Worker):
         readers: Mapping[str, SampleReader],
         clients: Mapping[str, SavedClient],
         writers: Mapping[str, SampleWriter],
-        stateless: bool = False,
     ) -> None:
         super().__init__(name, clock)
         self.transform, self.readers, self.clients, self.writers = transform, readers, clients, writers
-        self.stateless = stateless
-        """Whether a run may go on without its state: it reads nothing that it must not miss."""
 
     def poll(self) -> int:
         work = self.transform.step(self.readers, self.clients, self.writers, timer=self.timer)
