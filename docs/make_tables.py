@@ -27,10 +27,12 @@ from runnel.core import errors
 from runnel.core.bounds import Bound
 from runnel.envs.known import KNOWN
 from runnel.graphs.env_config import EnvConfig, ReplayEnvConfig
+from runnel.graphs.offline import DataEnvConfig
 from runnel.graphs.pairs import PairConfig
 from runnel.graphs.prompts import PromptConfig
 from runnel.run import registry
 from runnel.run.export import EXPORTS
+from runnel.run.live_settings import live_owners
 from runnel.run.names import ALGORITHMS, PIPELINES, list_pipelines, list_recipes, list_tasks
 from runnel.track.sinks.make import SINKS
 from runnel.track.status import STATUSES
@@ -41,6 +43,7 @@ GUIDES = {
     "pipeline": "guides/pipelines.md",
     "eval": "reference/cli.md#evaluate-resume-report",
     "resume": "concepts/checkpoints.md",
+    "data": "guides/data-sets.md",
     "record": "guides/videos-and-completions.md",
     "export": "guides/export.md",
     "report": "guides/compare-seeds.md",
@@ -51,6 +54,7 @@ GUIDES = {
     "submit": "scale/jobs.md",
     "trace": "guides/trace.md",
     "tune": "guides/tune.md",
+    "set": "guides/live-settings.md",
 }
 """Commands with a page of their own."""
 
@@ -219,12 +223,24 @@ def error_classes(page: Path) -> str:
     return table(["error", "what it is"], rows)
 
 
+def live(page: Path) -> str:
+    """The settings of each recipe that may change while a run goes on; recipes with the same ones share a row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name in registry.RECIPES:
+        config = registry.load_recipe(name).Config()
+        unread = tuple(f"{one}." for one in config.unused())
+        rows.setdefault(tuple(n for n in live_owners(config) if not f"{n}.".startswith(unread)), []).append(name)
+    return table(["recipe", "live settings"], [[codes(names), codes(found)] for found, names in rows.items() if found])
+
+
 def features(page: Path) -> str:
     """What there is, by family; from the configs of recipes, the choices of settings and the tables of names."""
     configs = {name: registry.load_recipe(name).Config for name in registry.RECIPES}
+    off_policy = (ReplayEnvConfig, DataEnvConfig)
     family = {
-        "on-policy": [n for n, c in configs.items() if issubclass(c, EnvConfig) and not issubclass(c, ReplayEnvConfig)],
+        "on-policy": [n for n, c in configs.items() if issubclass(c, EnvConfig) and not issubclass(c, off_policy)],
         "from replay": [n for n, c in configs.items() if issubclass(c, ReplayEnvConfig)],
+        "from a data set": [n for n, c in configs.items() if issubclass(c, DataEnvConfig)],
         "language models, from prompts": [n for n, c in configs.items() if issubclass(c, PromptConfig)],
         "language models, from pairs": [n for n, c in configs.items() if issubclass(c, PairConfig)],
     }
@@ -257,6 +273,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "extras": extras,
     "errors": error_classes,
     "features": features,
+    "live": live,
 }
 
 

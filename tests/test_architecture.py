@@ -33,11 +33,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "board": {"core", "eval", "track", "report"},
     "graphs": BELOW_GRAPHS,
     "testing": BELOW_GRAPHS,
-    "run": BELOW_RUN,
+    "run": BELOW_RUN | {"plan"},
     "runnel": BELOW_RUN | {"run"},
     "recipes": {"runnel"},
     "tune": BELOW_RUN | {"run", "recipes", "runnel"},
-    "plan": {"core", "flow", "track", "report", "graphs", "run"},
+    "plan": {"core", "flow", "track", "report", "graphs"},
     "cli": BELOW_RUN | {"run", "recipes", "tune", "plan", "board", "runnel"},
 }
 """Besides itself. `runnel` is the package's own __init__: the public names."""

@@ -20,6 +20,8 @@ class Score:
     spread: float = 0.0
     """Standard deviation that the reference was published with."""
     source: str = ""
+    limit: float | None = None
+    """The most that a seed may have; reached if four of five seeds keep it."""
 
 
 @dataclass(frozen=True)
@@ -213,8 +215,23 @@ def minatar(recipe: str, game: str) -> Learning:
     return Learning(name, f"`{recipe}` on MinAtar {game}, 5M frames", recipe, 3, scores, settings, limit_s=24 * HOUR)
 
 
+def hazard(recipe: str) -> Learning:
+    """A goal beyond a hazard: the straight way returns 7.6 and costs 13, the way round 7.1 and nothing."""
+    of_ppo = recipe == "ppo"
+    settings = {"env": "tensor:GoalBeyondHazard", "total_steps": 100_000, "eval.episodes": 100, "checkpoint.every": 0}
+    scores = (
+        Score("eval_cost/hazard", f"cost of 100 {GREEDY}", source="" if of_ppo else "the limit", limit=2.0),
+        Score("eval_return", f"return of 100 {GREEDY}", 7.5 if of_ppo else 6.9, source="what either way is worth"),
+        Score("train_cost/hazard", f"cost of the {LAST}"),
+        Score("train_return", f"return of the {LAST}"),
+    )
+    return Learning(f"{recipe}-hazard", f"`{recipe}` on a goal beyond a hazard, 100k steps", recipe, 5, scores, settings)
+
+
 ENTRIES = (
     *(default(recipe, task) for recipe, tasks in FITS.items() for task in tasks),
+    hazard("ppo"),
+    hazard("ppo_lagrangian"),
     own_defaults("dqn", "cartpole"),
     own_defaults("ppo", "lunarlander"),
     own_defaults("sac", "acrobot"),

@@ -63,6 +63,10 @@ def scores(run: rl.Run, *, cut: bool = False) -> dict[str, Any]:
     """What entries may ask for. A run that its evaluation ended is solved; one that spent its budget is not."""
     rows, end = run.rows(), run.rows("end")[-1]
     solved = run.status == "solved"
+    of_training = rows[-1]["metrics"] if rows else {}
+    of_evaluation = run.eval["extra"] if run.eval is not None else {}
+    costs = {f"train_{k}": v for k, v in of_training.items() if k.startswith("cost/")}
+    costs |= {f"eval_{k}": v for k, v in of_evaluation.items() if k.startswith("cost/")}
     return {
         "status": "cut" if cut else run.status,
         "steps": run.steps,
@@ -71,8 +75,9 @@ def scores(run: rl.Run, *, cut: bool = False) -> dict[str, Any]:
         "wall_s": end["time"]["wall_s"],
         "solve_steps": run.steps if solved else None,
         "solve_s": end["time"]["wall_s"] if solved else None,
-        "train_return": rows[-1]["metrics"].get("return") if rows else None,
+        "train_return": of_training.get("return"),
         "eval_return": None if run.eval is None else run.eval["mean"],
+        **costs,
         "curve": curve(rows),
         "config": json.loads((run.path / "config.json").read_text(encoding="utf-8")),
     }

@@ -48,8 +48,9 @@ def is_cut(row: Row) -> bool:
 def judge(score: Score, runs: Sequence[Row]) -> Row:
     """Mean over seeds with its 95 % bootstrap interval, interquartile mean, and whether the reference was reached.
 
-    Reached: the interval's upper end is not below the reference less its own spread. Runs without a value are counted,
-    and keep a reference from being reached; while some are cut, what they have not reached is open.
+    Reached: the interval's upper end is not below the reference less its own spread; of a limit, that four of five seeds keep
+    it. Runs without a value are counted, and keep a reference from being reached; while some are cut, what they have not
+    reached is open.
     """
     values = [run[score.key] for run in runs if "error" not in run and run[score.key] is not None]
     row: Row = {**asdict(score), "values": values, "num": len(runs), "num_known": len(values)}
@@ -62,6 +63,8 @@ def judge(score: Score, runs: Sequence[Row]) -> Row:
         reached = len(values) == len(runs) and s.high >= score.reference - score.spread
         if not reached and any(is_cut(run) for run in runs):
             reached = None
+    if score.limit is not None:
+        reached = 5 * sum(value <= score.limit for value in values) >= 4 * len(runs)
     return {**row, "mean": s.mean, "low": s.low, "high": s.high, "iqm": s.iqm, "reached": reached}
 
 
@@ -70,6 +73,8 @@ def judge_entry(entry: Learning, runs: Sequence[Row]) -> list[Row]:
 
 
 def _goal(s: Row) -> str:
+    if s["limit"] is not None:
+        return f"at most {number(s['limit'])}"
     return "" if s["reference"] is None else number(s["reference"]) + (f" ± {number(s['spread'])}" if s["spread"] else "")
 
 

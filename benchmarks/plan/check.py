@@ -24,11 +24,11 @@ from benchmarks import machine, venvs
 from benchmarks.harness import RESULTS
 from runnel.graphs.run_config import RunConfig
 from runnel.plan.costs import Costs
-from runnel.plan.measure import measure, plain
 from runnel.plan.model import predict
 from runnel.plan.search import placement_of
 from runnel.run import api, registry
 from runnel.run.ledger import Callbacks
+from runnel.run.measure import measure, plain
 from runnel.run.wiring import available_cores
 
 NAME = "plan/check"

@@ -65,9 +65,11 @@ if TYPE_CHECKING:
         train as train,
         train_config as train_config,
     )
+    from runnel.run.data_sets import record_data as record_data
     from runnel.run.evaluating import evaluate as evaluate
     from runnel.run.events import Event as Event
     from runnel.run.pipeline import Stage as Stage, run_pipeline as run_pipeline
+    from runnel.run.live_settings import change_settings as change_settings
     from runnel.testing.envs import check_env as check_env
     from runnel.testing.rewards import check_reward as check_reward
 else:

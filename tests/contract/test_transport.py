@@ -211,7 +211,8 @@ def test_check_ranks_finds_a_stream_that_gives_a_part_to_the_wrong_rank() -> Non
         table = Mixed(spec, policy, InprocTransport().samples(spec, policy).memory)
         return TableStream(table, table)
 
-    assert {text.partition(":")[0] for text in check_ranks(make)} == {"every_rank_has_its_part_and_no_more"}
+    found = {text.partition(":")[0] for text in check_ranks(make)}
+    assert found == {"every_rank_has_its_part_and_no_more", "trajectories_go_with_all_their_rows"}
 
 
 def test_check_params_finds_a_channel_that_shares_the_learners_tensors() -> None:

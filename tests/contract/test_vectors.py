@@ -14,9 +14,25 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy_envs import DictGoal
-from vector_cases import AlwaysBreaks, Breaks, Frames, Walk, WalkNextStep, WalkSameStep, WalkVector, actions_of, record, same
+from vector_cases import (
+    AlwaysBreaks,
+    Breaks,
+    Frames,
+    PricedCartPole,
+    PricedSameStep,
+    PricedVector,
+    PricedWalk,
+    Walk,
+    WalkNextStep,
+    WalkSameStep,
+    WalkVector,
+    actions_of,
+    record,
+    same,
+)
 
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.spaces import Channels
 from runnel.envs.registry import make_vector
 from runnel.envs.toy import Counter, MaskedBandit, PointMass
 from runnel.envs.vector import VectorConfig, VectorEnv, episode_seed
@@ -108,6 +124,136 @@ def test_a_restored_vector_goes_on_bit_for_bit(make, target, config, played):
     actions = actions_of(vector, 50 if "atari" not in str(target) else 10, seed=1)
     assert same(record(twin, actions), record(vector, actions))
     assert twin.faults() == []
+
+
+PRICED = [
+    pytest.param(PricedWalk, SERIAL, id="serial"),
+    pytest.param(PricedWalk, TWO, id="processes"),
+    pytest.param(PricedCartPole, OWN, id="gymnasium-next-step"),
+    pytest.param(PricedVector, OWN, id="gymnasium-disabled"),
+    pytest.param(PricedSameStep, OWN, id="gymnasium-same-step"),
+]
+CHANNELS = Channels(rewards=("forward",), costs=("hazard",))
+
+
+@pytest.mark.parametrize(("target", "config"), PRICED)
+def test_channels_are_of_the_step_also_where_it_is_the_last(make, target, config):
+    """What a step costs follows from what it showed, which for a last step is the final observation."""
+    vector = make(target, 4, config=config, index0=10, channels=CHANNELS)
+    out = vector.reset()
+    assert {k: (x.tolist(), x.dtype) for k, x in out.channels.items()} == dict.fromkeys(
+        ("rewards/forward", "costs/hazard"), ([0.0] * 4, torch.float32)
+    )
+    sums, ended = np.zeros((4, 2)), []
+    for actions in actions_of(vector, 90):
+        vector.step(actions)
+        seen = out.obs["obs"].clone()
+        seen[out.final_rows] = out.final_obs["obs"][: len(out.final_rows)]
+        assert torch.equal(out.channels["costs/hazard"], (seen[:, 0] > 0).float())
+        assert torch.equal(out.channels["rewards/forward"], seen[:, 1])
+        sums += torch.stack((seen[:, 1], seen[:, 0] > 0), dim=1).numpy()
+        ended += [(10 + row, *sums[row]) for row in out.final_rows]
+        sums[out.final_rows] = 0.0
+    found = [(e.env, e.channels["rewards/forward"], e.channels["costs/hazard"]) for e in vector.episodes()]
+    assert found == [(env, pytest.approx(forward, abs=1e-4), hazard) for env, forward, hazard in ended]
+    assert len(ended) > 5
+    assert len({hazard for *_, hazard in ended}) > 2
+
+
+@needs_pool
+def test_channels_of_envpool_are_of_the_step_also_where_it_is_the_last(make):
+    """The parts of Reacher's reward sum up to it in every step; its episodes have 50 steps."""
+    vector = make("envpool:Reacher-v4", 4, channels=Channels(rewards=("reward_dist", "reward_ctrl")))
+    out, ends = vector.reset(), 0
+    for actions in actions_of(vector, 120):
+        vector.step(actions)
+        ends += len(out.final_rows)
+        torch.testing.assert_close(out.channels["rewards/reward_dist"] + out.channels["rewards/reward_ctrl"], out.reward)
+    assert ends == 8
+    for e in vector.episodes():
+        assert sum(e.channels.values()) == pytest.approx(e.total, abs=1e-4)
+
+
+@pytest.mark.parametrize(("target", "config"), [p for p in PRICED if p.id != "gymnasium-same-step"])
+def test_sums_of_channels_go_on_after_a_resume(make, target, config):
+    vector = make(target, config=config, channels=CHANNELS)
+    vector.reset()
+    record(vector, actions_of(vector, 13))
+    twin = make(target, config=config, seed=99, channels=CHANNELS)
+    twin.restore(vector.snapshot())
+    actions = actions_of(vector, 60, seed=1)
+    for each in (vector, twin):
+        for a in actions:
+            each.step(a)
+    one, other = ([(e.env, e.length, dict(e.channels)) for e in each.episodes()] for each in (vector, twin))
+    assert one == other
+    assert len(one) > 3
+
+
+class Unpriced(PricedWalk):
+    """Forgets its cost at step 5 of an episode, or gives another thing."""
+
+    def __init__(self, cost=None):
+        super().__init__()
+        self._cost = cost
+
+    def step(self, action):
+        *rest, info = super().step(action)
+        return (
+            *rest,
+            {"forward": 0.0, "costs": {"hazard": self._cost} if self._cost is not None else {}} if self._t == 5 else info,
+        )
+
+
+@pytest.mark.parametrize("config", [SERIAL, TWO], ids=["serial", "processes"])
+@pytest.mark.parametrize(
+    ("cost", "text"),
+    [
+        (None, r"gave no cost 'hazard' in a step.*info of every step, 0\.0 where there is none"),
+        ("much", "cost 'hazard'.*'much'"),
+    ],
+)
+def test_a_step_without_its_cost_is_refused(make, config, cost, text):
+    vector = make(Unpriced, config=config, kwargs={"cost": cost}, channels=CHANNELS)
+    vector.reset()
+    with pytest.raises(DataError, match=text):
+        record(vector, actions_of(vector, 40))
+
+
+class PartlyPriced(PricedSameStep):
+    """A vector whose last row gives no cost."""
+
+    def step(self, actions):
+        *rest, _ = super().step(actions)
+        given = np.array([True, True, False])
+        return (*rest, {"hazard": np.ones(3), "_hazard": given, "forward": np.ones(3)})
+
+
+def test_a_vector_that_gives_a_cost_for_some_rows_is_refused(make):
+    vector = make(PartlyPriced, config=OWN, channels=CHANNELS)
+    vector.reset()
+    with pytest.raises(DataError, match="gave no cost 'hazard'"):
+        record(vector, actions_of(vector, 1))
+
+
+class BreaksPriced(Breaks):
+    """`Breaks`, with a cost of 1 a step."""
+
+    def step(self, action):
+        *rest, _ = super().step(action)
+        return (*rest, {"cost": 1.0})
+
+
+@pytest.mark.parametrize("how", ["raise", "die"])
+def test_a_replaced_environment_costs_nothing_in_the_step_that_broke(make, how):
+    config = VectorConfig(backend="processes", num_workers=2, on_error="restart")
+    options = {"how": how, "seed": episode_seed(7, 1, 0)}
+    vector = make(BreaksPriced, 2, config=config, kwargs=options, channels=Channels(costs=("cost",)))
+    out, costs = vector.reset(), []
+    for actions in actions_of(vector, 4):
+        vector.step(actions)
+        costs.append(out.channels["costs/cost"].tolist())
+    assert costs == [[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
 
 
 @pytest.mark.parametrize(("target", "config"), [p for p in ALL if p.id in ("gymnasium-same-step", "envpool")])
@@ -485,7 +631,7 @@ from vector_cases import Walk
 from runnel.envs.registry import make_vector
 from runnel.envs.vector import VectorConfig
 v = make_vector(Walk, 2, seed=0, config=VectorConfig(backend="processes", num_workers=2)); v.reset()
-print(*[w.child.pid for w in v._workers], flush=True)
+print(*[w.child.pid for w in v._host._workers], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from runnel.envs.toy import TruncationTrap
@@ -34,6 +35,37 @@ class Walk(gym.Env):  # type: ignore[misc]
         self._t += 1
         over = bool(self.np_random.random() < 0.08)
         return self._x.astype(np.float32), float(self._x[0]), over, self._t >= 30, {}
+
+
+class PricedWalk(Walk):
+    """A walk that costs 1 wherever its first number is above 0, and says what its second number is: both follow from what a
+    step shows."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"costs": {"hazard": float(obs[0] > 0)}, "forward": float(obs[1])}
+
+
+class PricedVector(SyncVectorEnv):
+    """A user's vector class of such walks, in any of Gymnasium's autoreset modes."""
+
+    def __init__(self, num_envs: int, autoreset_mode: Any = AutoresetMode.NEXT_STEP) -> None:
+        super().__init__([PricedWalk] * num_envs, autoreset_mode=autoreset_mode)
+
+
+class PricedSameStep(SyncVectorEnv):
+    """The same, which resets itself in the same step: the info of a last step comes in `final_info`."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__([PricedWalk] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+class PricedCartPole(CartPoleVectorEnv):
+    """CartPole with such numbers, which resets itself one step late."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated, truncated, {**info, "hazard": obs[:, 0] > 0, "rewards": {"forward": obs[:, 1].copy()}}
 
 
 class Frames(gym.Env):  # type: ignore[misc]

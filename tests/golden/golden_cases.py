@@ -96,12 +96,25 @@ FORMS: dict[str, tuple[str, Settings]] = {
 
 # --------------------------------------------------------------------------------------------------------------- classical
 OWN_UPDATES: dict[str, Settings] = {
-    **{name: {"total_updates": 3, **SERIAL} for name in ("ppo", "cartpole", "a2c", "impala", "appo")},
+    **{name: {"total_updates": 3, **SERIAL} for name in ("ppo", "cartpole", "a2c", "impala", "appo", "gbrl", "soap")},
+    "ppo_lagrangian": {"total_updates": 3},
     "ippo": {"total_updates": 3},
     "dqn": {"log_every": 1, **SERIAL},
-    **{name: {"total_steps": 272, "log_every": 1, **SERIAL} for name in ("sac", "td3", "ddpg")},
+    **{name: {"log_every": 1, **SERIAL} for name in ("stream_ac", "stream_q", "sqirl")},
+    **{name: {"total_steps": 272, "log_every": 1, **SERIAL} for name in ("sac", "td3", "ddpg", "drm", "mex")},
+    "rlpd": {"total_steps": 272, "log_every": 1, "rlpd": {"actor_every": 1}, **SERIAL},
+    "bc": {"total_updates": 4, "log_every": 1, **SERIAL},
 }
 OTHERS: dict[str, tuple[str, Settings]] = {
+    "ippo recurrent, segments of two lengths": (
+        "ippo",
+        {
+            "total_updates": 3,
+            "num_steps": 32,
+            "net": {"hidden": (16,), "core": "gru", "core_size": 8},
+            "teams": ("sender=sender: 16 steps, burn-in 5", "receiver=receiver"),
+        },
+    ),
     "ppo gymnasium vector": ("ppo", merged(PPO, {"vector": {"backend": "gymnasium"}})),
     "ppo three layers silu": ("ppo", merged(PPO, {"net": {"hidden": (32, 16, 16), "activation": "silu"}})),
     "ppo shared layers": ("ppo", merged(PPO, {"net": {"shared": True}})),

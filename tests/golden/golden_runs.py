@@ -10,6 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -219,6 +222,14 @@ def _anywhere(key: str) -> bool:
     return ".updates." in key and not key.endswith(".params")
 
 
+def _in_another_process(name: str, out: Path) -> Data:
+    """The runs of a case, played by a process of its own."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, __file__, name, str(out)], env=env, capture_output=True, text=True, check=True)
+    played: Data = json.loads(done.stdout.splitlines()[-1])
+    return played
+
+
 def check(name: str, case: Case, out: Path) -> None:
     """Play a case and hold it against its recording; every bit where the machine is of the kind that recorded."""
     recorded, runs = read()
@@ -226,8 +237,19 @@ def check(name: str, case: Case, out: Path) -> None:
     if other:
         told = "; ".join(f"{field} was {was!r}, is {now!r}" for field, (was, now) in other.items())
         warnings.warn(f"golden runs are compared loosely, since they were recorded on another machine: {told}", stacklevel=2)
-    found = differences(play(case, out), runs[name], exact=not other)
+    found = differences(play(case, out / "first"), runs[name], exact=not other)
+    if found and case.loops and not other:
+        # A process that has just compiled a loop may run another copy of its machine code than one that loads it from Numba's
+        # cache, and differ in the last bit. By now the cache is there.
+        found = differences(_in_another_process(name, out / "again"), runs[name], exact=True)
     how = "to a relative 1e-3" if other else "bit for bit, since this machine is of the kind that recorded"
     shown = "\n  ".join(found[:SHOWN] + ([f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []))
     fix = f"if that is meant: python tests/golden/record.py --only '{name}', and look at what it prints"
     assert not found, f"golden run {name!r} differs ({how}):\n  {shown}\n{fix}"
+
+
+if __name__ == "__main__":
+    from golden_cases import CLASSICAL
+    from golden_token_cases import TOKENS
+
+    print(json.dumps(play({**CLASSICAL, **TOKENS}[sys.argv[1]], Path(sys.argv[2]))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_slices import SLICES, content, settings
+from tiny_slices import ON_DATA, SLICES, content, settings
 
 import runnel as rl
 
@@ -16,12 +16,15 @@ def train(name: str, out: Path, **extra: object) -> Path:
 
 
 @pytest.mark.parametrize("mode", ["sync", "one_step"])
-@pytest.mark.parametrize("name", list(SLICES))
+@pytest.mark.parametrize("name", [*SLICES, *ON_DATA])
 def test_inproc_and_local_are_bit_identical(name: str, mode: str, tmp_path: Path) -> None:
     extra = {"staleness": {"mode": mode}}
     inproc = content(train(name, tmp_path / "inproc", **extra), by_arrival=False)
     local = content(train(name, tmp_path / "local", launcher="local", **extra), by_arrival=False)
     assert inproc[1] == local[1]
+    if name == "rlpd":  # a batch of replay may be made before or after the version that is trained meanwhile: shown, not used
+        for row in (*inproc[0], *local[0]):
+            row["metrics"] = {k: v for k, v in row.get("metrics", {}).items() if not k.startswith("staleness/")}
     assert inproc[0] == local[0]
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("ray")
 
 from ray_cluster import Nodes, nothing_is_left, wait_until
 from safetensors.torch import load
-from test_team_runs import TEAM
+from test_team_runs import RECURRENT, TEAM
 from test_team_runs import content as content_of_team
 from tiny_slices import content, settings
 from torch.testing import assert_close
@@ -56,11 +56,13 @@ def nodes() -> Iterator[Nodes]:
     made.close()
 
 
-def test_a_team_on_two_nodes_bit_for_bit(nodes: Nodes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{}, RECURRENT], ids=["feedforward", "recurrent, segments of two lengths"])
+def test_a_team_on_two_nodes_bit_for_bit(nodes: Nodes, more: dict[str, Any], tmp_path: Path) -> None:
     """Two policies, each with a sample stream and an inference stream, between an actor and a trainer that share no memory."""
-    inproc = rl.train("ippo", out=str(tmp_path / "inproc"), **TEAM)
+    settings = {**TEAM, **more}
+    inproc = rl.train("ippo", out=str(tmp_path / "inproc"), **settings)
     cluster = apart("actor-*", "trainer*")
-    over_ray = rl.train("ippo", out=str(tmp_path / "ray"), launcher="ray", cluster=cluster, **TEAM)
+    over_ray = rl.train("ippo", out=str(tmp_path / "ray"), launcher="ray", cluster=cluster, **settings)
     assert content_of_team(over_ray) == content_of_team(inproc)
     balanced(over_ray)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_data import CARTPOLE
 from test_faults import descendants, last_row, newest
 
 import runnel as rl
@@ -140,6 +141,54 @@ def test_who_dies_too_often_ends_the_run(tmp_path: Path) -> None:
         rl.train("ppo", out=str(tmp_path), **settings)
 
 
+def test_a_trainer_that_waits_gets_more_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator is slow and the update is small, so one actor keeps nobody busy; there is room for three."""
+    monkeypatch.setattr("runnel.run.balance.PERIOD_S", 2.0)
+    folder, seen = RunFolder(tmp_path / "run"), list[int]()
+
+    def on_update(row: dict[str, Any]) -> None:
+        seen.append(len({"actor-0", "actor-1", "actor-2"} & processes().keys()))
+        if seen[-1] == 3 and seen.count(3) == 1:
+            folder.add_order({"op": "stop"})
+
+    settings = {**TINY, "env": f"{Path(__file__).parent / 'uneven_envs.py'}:UnevenGoal", "num_actors": 1}
+    settings |= {"total_updates": 10_000, "checkpoint": {"every": 0}, "placement": {"max_actors": 3}}
+    settings |= {"staleness": {"mode": "window", "max_lag": 4, "balance": "auto"}}
+    run = rl.train("appo", out=str(tmp_path), on_update=on_update, **settings)
+    assert (seen[0], seen[-1]) == (1, 3)
+    whys = [row for row in run.rows("event") if row["text"].startswith("staleness.balance: the trainer waits")]
+    assert [row["numbers"] for row in whys[:2]] == [{"actor": 2}, {"actor": 3}]
+    assert "scaled to 3 actor workers" in told(run)
+
+
+def test_a_run_replans_from_its_own_stages(tmp_path: Path) -> None:
+    """One actor of a slow simulator keeps nobody busy: the run predicts, starts more, and says what came."""
+    folder, seen = RunFolder(tmp_path / "run"), list[int]()
+
+    def plans() -> list[dict[str, Any]]:
+        return [row for row in folder.read_rows()[0] if row.get("what") == "plan" and "reached" in row]
+
+    def on_update(row: dict[str, Any]) -> None:
+        seen.append(len({"actor-0", "actor-1", "actor-2"} & processes().keys()))
+        if row["version"] % 20 == 0 and (len(found := plans()) > 5 or any(p["workers"]["actor"] > 1 for p in found)):
+            folder.add_order({"op": "stop"})
+
+    settings = {**TINY, "env": "runnel.envs.toy:StepTime", "env_kwargs": {"step_ms": 4.0}, "num_actors": 1}
+    settings |= {"total_updates": 100_000, "checkpoint": {"every": 0}, "compiled": "off"}
+    settings |= {"placement": {"max_actors": 3, "replan_s": 4.0}, "staleness": {"mode": "window", "max_lag": 4}}
+    run = rl.train("appo", out=str(tmp_path), on_update=on_update, **settings)
+    before = next(p for p in plans() if p["next_workers"] != p["workers"])
+    after = next(p for p in plans() if p["workers"] != {"actor": 1})
+    assert before["workers"] == {"actor": 1}
+    assert before["next_predicted"] >= 1.1 * before["reached"]
+    assert after["workers"] == before["next_workers"] == {"actor": max(seen)}
+    assert after["predicted"] == before["next_predicted"]
+    assert after["reached"] > before["reached"]
+    assert f"scaled to {max(seen)} actor workers" in told(run)
+    assert "Predicted and reached rates" in folder.report.read_text()
+    assert not descendants()
+
+
 def test_actors_come_and_go_while_the_run_goes_on(tmp_path: Path) -> None:
     """`runnel scale` asks through the run's folder."""
     folder = RunFolder(tmp_path / "run")
@@ -174,3 +223,16 @@ def test_actors_come_and_go_while_the_run_goes_on(tmp_path: Path) -> None:
     gone = sum(account["cancelled"].values()) + sum(account["dropped"].values())
     assert account["dispatched"] == account["consumed"] + gone + account["in_flight"]
     assert rl.resume(run.path, total_updates=run.version + 5).status == "finished"
+
+
+def test_a_killed_reader_of_a_data_set_loses_nothing(tmp_path: Path) -> None:
+    """It has no state: batch k is drawn from seed and k. So the run gives what one that nobody killed gives in one process."""
+    settings: dict[str, Any] = {"data": CARTPOLE, "total_updates": 60, "bc": {"batch_size": 16}, "log_every": 1}
+    settings |= {name: TINY[name] for name in ("env", "vector", "track", "eval", "checkpoint")}
+    broken = rl.train("bc", out=str(tmp_path / "a"), launcher="local", on_update=once(20, kill("offline-0")), **settings)
+    assert broken.status == "finished"
+    assert "worker 'offline-0' was killed by signal SIGKILL" in told(broken)
+    whole = rl.train("bc", out=str(tmp_path / "b"), **settings)
+    losses = [[row["metrics"]["loss/imitation"] for row in run.rows()] for run in (broken, whole)]
+    assert len(losses[0]) == 60
+    assert losses[0] == losses[1]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_slices import GUIDED, IN_PARTS, SLICES, command, content, obey
+from tiny_slices import GUIDED, IN_PARTS, ON_DATA, PRICED, SLICES, command, content, obey
 
 import runnel as rl
 
@@ -39,9 +39,9 @@ def kill_when(order: dict[str, object], ready: Callable[[], bool], delay_s: floa
 
 
 @pytest.mark.parametrize("mode", ["sync", "window"])
-@pytest.mark.parametrize("name", [*SLICES, *GUIDED, *IN_PARTS])
+@pytest.mark.parametrize("name", [*SLICES, *GUIDED, *PRICED, *IN_PARTS, *ON_DATA])
 def test_killed_and_resumed_is_bit_identical(name: str, mode: str, tmp_path: Path) -> None:
-    if name == "dqn" and mode == "window":
+    if name in ("dqn", "rlpd") and mode == "window":
         mode = "one_step"
     chance = random.Random(f"{name}-{mode}")
     extra = {"staleness": {"mode": mode, **({"max_lag": 2} if mode == "window" else {})}}
@@ -50,7 +50,7 @@ def test_killed_and_resumed_is_bit_identical(name: str, mode: str, tmp_path: Pat
     expected = content(whole)
     total = expected[0][-1]["version"]
     first = {"slice": name, "out": str(broken.parent), "settings": extra}
-    every = {**SLICES, **GUIDED, **IN_PARTS}[name][1]["checkpoint"]["every"]
+    every = {**SLICES, **GUIDED, **PRICED, **IN_PARTS, **ON_DATA}[name][1]["checkpoint"]["every"]
     victim = chance.randint(every + 1, total - 1)
     killed = kill_when(first, lambda: versions(broken) >= victim, chance.uniform(0.0, 0.02))
     if killed and chance.random() < 0.5:

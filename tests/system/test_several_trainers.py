@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -16,8 +17,8 @@ from tiny_slices import settings
 import runnel as rl
 
 
-def train(out: Path, on_update: Callable[[dict[str, Any]], None], *, every: int = 10) -> rl.Run:
-    recipe, tiny = settings("guided", launcher="local", total_updates=60, eval={"episodes": 0}, checkpoint={"every": every})
+def train(out: Path, on_update: Callable[[dict[str, Any]], None], *, every: int = 10, launcher: str = "local") -> rl.Run:
+    recipe, tiny = settings("guided", launcher=launcher, total_updates=60, eval={"episodes": 0}, checkpoint={"every": every})
     return rl.train(recipe, out=str(out), on_update=on_update, **tiny)
 
 
@@ -56,13 +57,23 @@ def test_a_lossy_reader_that_is_killed_is_started_again(tmp_path: Path) -> None:
     assert newest(run.path)["epoch"] == 0, "the run did not go back to a checkpoint"
 
 
-@pytest.mark.parametrize("every", [10, 0], ids=["from its checkpoint", "from nothing"])
-def test_a_second_trainer_that_is_killed_takes_back_its_own_work_alone(every: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("every", "launcher"), [(10, "ray"), (0, "local")], ids=["from its checkpoint, over Ray", "from nothing"]
+)
+def test_a_second_trainer_that_is_killed_takes_back_its_own_work_alone(every: int, launcher: str, tmp_path: Path) -> None:
     """The leader goes on: no version of the run is made twice. What the lost one had trained on since its checkpoint is
     counted, and it goes on with the next number of its versions."""
-    run = train(tmp_path, once(25, kill("taste")), every=every)
+    lose = kill("taste")
+    if launcher == "ray":
+        pytest.importorskip("ray")
+        from ray_cluster import our_actors  # not above: the other tests need no Ray
+
+        def lose() -> None:
+            os.kill(our_actors()["taste"]["pid"], signal.SIGKILL)
+
+    run = train(tmp_path, once(25, lose), every=every, launcher=launcher)
     found = accounts(run)
-    assert "worker 'taste' was killed by signal SIGKILL" in told(run)
+    assert re.search(r"worker 'taste' (was killed by signal SIGKILL|on node \w+ was lost)", told(run))
     assert "worker 'taste': its learner is that of version" in told(run)
     assert newest(run.path)["epoch"] == 0
     lost = found["labels"]["dropped"]["lost_with_trainer"]

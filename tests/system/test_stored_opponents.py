@@ -92,6 +92,14 @@ def test_a_damaged_file_is_told(first: Path, tmp_path: Path) -> None:
         ("@best#judge", {}, "has no policy 'judge'; it has receiver, sender"),
         ("@7#receiver", {}, "keeps no version 7; it has"),
         ("@oldest", {}, "there is no such folder"),
+        ("@newest[win_rate=0.9..0.1]#sender", {}, "holds for nothing; write the lower number first"),
+        ("@newest[win_rate>0.5]#sender", {}, r"'win_rate>0.5' is not understood; in brackets stand NAME=LOW..HIGH"),
+        ("@newest[elo=3..]#receiver", {}, "no kept version has a 'elo'; what is known of them: .*length, .*return, .*win_rate"),
+        ("@newest[return=90..]#receiver", {}, r"no kept version answers this; the nearest are version \d of .* \(return"),
+        ("@newest[tag=strong]#receiver", {}, "no kept version answers this; the nearest are version 3"),
+        ("@8[return=0..]#receiver", {}, "a number says already which version"),
+        ("*x@newest[return=0..]#receiver", {}, "no folder of a run has such a name"),
+        ("@newest[return=0..]", {}, r"has several policies \(receiver, sender\); say which"),
         ("#sender", {}, "its parameters do not fit the network of these agents"),
         ("#receiver", {"net": {"hidden": (9,)}}, "use the settings of `net` of that run"),
     ],
@@ -108,3 +116,22 @@ def test_a_team_of_stored_policies_alone_is_refused(first: Path, tmp_path: Path)
     teams = (f"sender=run:{first}#sender", f"receiver=run:{first}#receiver")
     with pytest.raises(rl.ConfigError, match="none of these policies is trained"):
         rl.train("ippo", out=str(tmp_path), **{**TEAM, "teams": teams})
+
+
+def test_a_query_is_answered_once_and_a_resume_goes_on_with_that_answer(first: Path, tmp_path: Path) -> None:
+    """Between a stop and a resume the asked run goes on, and has a newer version that answers; nobody asks it again."""
+    there = tmp_path / "asked"
+    shutil.copytree(first, there)
+    query = f"{there}@newest[return=0.., win_rate=0..1, version=4..]#receiver"
+    settings = {**TEAM, "teams": ("sender=sender", f"receiver=run:{query}: deterministic")}
+    whole = rl.train("ippo", out=str(tmp_path / "whole"), **settings)
+    stopped = rl.train("ippo", out=str(tmp_path / "b"), on_update=lambda row: row["version"] < 4, **settings)
+    (_, chosen) = json.loads((stopped.path / "config.json").read_text())["teams"]
+    assert "[" not in chosen
+    assert chosen.endswith("#receiver: deterministic")
+    (told,) = [row["text"] for row in stopped.rows("event") if "which never changes" in row["text"]]
+    assert "follow version 8 of" in told
+    assert "the newest with return=0.., win_rate=0..1, version=4.." in told
+    rl.resume(there, total_updates=12)
+    assert parse_stored(rl.run.pin_teams([f"x=run:{query}"])[0][0].partition("=")[2]).which == "12"
+    assert content(rl.resume(stopped.path)) == content(whole)

@@ -89,8 +89,9 @@ def test_an_evaluation_tells_the_return_of_each_policy(whole: rl.Run) -> None:
         {"launcher": "local"},
         {"launcher": "local", "placement": {"policy_workers": 1}},
         {"placement": {"policy_workers": 1}},
+        {"vector": {"backend": "processes", "num_workers": 2}},
     ],
-    ids=["local", "local, policy workers", "policy workers"],
+    ids=["local", "local, policy workers", "policy workers", "environments in processes"],
 )
 def test_every_launcher_gives_the_same(whole: rl.Run, more: dict[str, Any], tmp_path: Path) -> None:
     assert content(train(tmp_path, **more)) == content(whole)
@@ -103,6 +104,80 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(version: int, whole: rl.Run,
     stopped = rl.train("ippo", out=str(tmp_path), on_update=lambda row: row["version"] < version, **TEAM)
     assert (stopped.status, stopped.version) == ("stopped", version)
     assert content(rl.resume(stopped.path), evaluations=False) == content(whole, evaluations=False)
+
+
+RECURRENT = {
+    "teams": ("sender=sender: 5 steps, burn-in 3", "receiver=receiver"),
+    "net": {"hidden": (8,), "core": "gru", "core_size": 4},
+    "env_kwargs": {"shown_again": False},
+}
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> rl.Run:
+    return train(tmp_path_factory.mktemp("recurrent"), **RECURRENT)
+
+
+def test_routes_have_segments_of_their_own_length(recurrent: rl.Run) -> None:
+    """Twice as many segments on the stream of half the length; a step still counts once."""
+    assert (recurrent.status, recurrent.version, recurrent.steps) == ("finished", 8, 8 * 4 * 10)
+    streams = recurrent.rows("end")[-1]["streams"]
+    assert {name: account["consumed"] for name, account in streams.items()} == {"sender": 8 * 4 * 2, "receiver": 8 * 4}
+    for account in streams.values():
+        assert account["dispatched"] == account["consumed"] + sum(account["cancelled"].values()) + account["in_flight"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"launcher": "local"},
+        {"launcher": "local", "placement": {"policy_workers": 1}},
+    ],
+    ids=["local", "local, policy workers"],
+)
+def test_every_launcher_gives_the_same_of_a_recurrent_team(recurrent: rl.Run, more: dict[str, Any], tmp_path: Path) -> None:
+    assert content(train(tmp_path, **RECURRENT, **more)) == content(recurrent)
+
+
+@pytest.mark.parametrize("version", [3, 5])
+def test_a_recurrent_team_that_was_stopped_goes_on_bit_for_bit(version: int, recurrent: rl.Run, tmp_path: Path) -> None:
+    settings = {**TEAM, **RECURRENT}
+    stopped = rl.train("ippo", out=str(tmp_path), on_update=lambda row: row["version"] < version, **settings)
+    assert (stopped.status, stopped.version) == ("stopped", version)
+    assert content(rl.resume(stopped.path), evaluations=False) == content(recurrent, evaluations=False)
+
+
+def test_a_loaded_recurrent_team_remembers_while_an_agent_waits(recurrent: rl.Run) -> None:
+    """It acts as the evaluation does: the sender's answer at the end depends on what it saw at the beginning."""
+    policy = rl.load(recurrent.path)
+    assert isinstance(policy, rl.nets.team.TeamPolicy)
+    first, end = np.array([0, 1, 0, 0], np.float32), np.array([0, 0, 0, 1], np.float32)
+    policy.act({"sender": first})
+    policy.act({"receiver": np.array([1, 0, 0], np.float32)})
+    kept = policy.policies["sender"]._state["state/h"].clone()
+    assert kept.any()
+    policy.act({"sender": end})
+    assert not np.array_equal(policy.policies["sender"]._state["state/h"], kept)
+    policy.reset()
+    assert not policy.policies["sender"]._state
+
+
+FRAGILE: dict[str, Any] = {"env": "team_turns:Fragile", "teams": (), "vector": {"on_error": "restart"}}
+
+
+def test_environments_that_break_are_made_anew_and_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    with pytest.raises(rl.core.DataError, match="raised RuntimeError: the game is over"):
+        train(tmp_path / "stops", **{**FRAGILE, "vector": {}})
+    whole = train(tmp_path / "whole", **FRAGILE)
+    apart = {"vector": {"on_error": "restart", "backend": "processes", "num_workers": 2}}
+    assert params(train(tmp_path / "apart", **{**FRAGILE, **apart})).read_bytes() == params(whole).read_bytes()
+    assert (whole.status, whole.steps) == ("finished", 8 * 4 * 10)
+    faults = [row for row in whole.rows("event") if "the game is over" in row["text"]]
+    assert faults
+    stopped = rl.train("ippo", out=str(tmp_path / "b"), on_update=lambda row: row["version"] < 4, **{**TEAM, **FRAGILE})
+    resumed = rl.resume(stopped.path)
+    assert params(resumed).read_bytes() == params(whole).read_bytes()
+    assert [r["metrics"] for r in resumed.rows()] == [r["metrics"] for r in whole.rows()]
 
 
 def test_two_ranks_train_on_the_same_rows_as_one(tmp_path: Path) -> None:
@@ -143,7 +218,13 @@ def test_a_loaded_policy_acts_for_a_dict_of_agents(whole: rl.Run) -> None:
         ({"teams": ("sender=a", "receiver=b", "judge=c")}, "it matches no agent; the agents are sender, receiver"),
         ({"env": "CartPole-v1"}, "environments of several agents have no ids"),
         ({"env": "runnel.envs.toy:PointMass"}, "has no possible_agents; it must have PettingZoo's parallel API"),
-        ({"net": {"core": "gru"}}, "agents that wait or have left have no recurrent state"),
+        ({"teams": ("sender=a: 5 steps, burn-in 2", "receiver=b")}, "burn-in brings a recurrent state up to date, and this"),
+        ({"teams": ("sender=a: 4 steps", "receiver=b")}, r"segments of 4 steps do not fit into 10 \(num_steps\)"),
+        ({"net": {"core_size": 4}}, "is of a recurrent core; set net.core"),
+        ({"net": {"core": "gru"}, "ppo": {"num_minibatches": 8}}, "must divide the batch of 4; use 4"),
+        ({"vector": {"backend": "gymnasium"}}, "vector.backend = 'gymnasium': teams have serial"),
+        ({"vector": {"num_workers": 2}}, "is of processes, which auto does not choose for teams"),
+        ({"vector": {"frame_stack": 2}}, "no frames of teams are stacked"),
         ({"record": {"videos": 1}}, "this recipe records no episodes"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from thread_host import on_threads
 import runnel as rl
 from runnel import tune
 from runnel.track.folder import RunFolder
+from runnel.tune.settings import TuneConfig, make_setup
 
 OPTIONS = {**BOWL, "scheduler": "pbt", "members": 4, "interval": 8}
 SPACE = {"rate": "log(1e-3, 1)"}
@@ -37,41 +40,39 @@ def test_a_schedule_beats_every_constant(tmp_path: Path, monkeypatch: pytest.Mon
     assert best["test"]["mean"] < min(fixed)
     assert best["test"]["seeds"] == [1, 2]
     _check_lineage(study)
-    rates = [segment["settings"]["rate"] for segment in best["schedule"]]
-    assert len(rates) == 10
-    assert rates[-1] < rates[0] / 2, "large steps first, small ones later"
-    tested = [
-        r["metrics"]["rate"] for r in RunFolder(study.path / best["test"]["runs"][0]).read_rows()[0] if r["kind"] == "update"
-    ]
-    assert tested == pytest.approx([rate for rate in rates for _ in range(4)]), "the whole schedule is replayed"
+    rates = {change["version"]: change["settings"]["rate"] for change in best["schedule"]}
+    assert max(rates) > 0
+    assert rates[max(rates)] < rates[0] / 2, "large steps first, small ones later"
+    tested = RunFolder(study.path / best["test"]["runs"][0]).read_rows()[0]
+    used = {r["version"]: r["metrics"]["rate"] for r in tested if r["kind"] == "update"}
+    expected = [rates[max(v for v in rates if v < version)] for version in range(1, 41)]
+    assert [used[version] for version in range(1, 41)] == pytest.approx(expected), "the whole schedule is replayed"
 
 
-def _check_lineage(study: tune.Study) -> None:
-    """Each copy says who, from whom, when, and what changed; and the run's own rows show it."""
+def _check_lineage(study: tune.Study, every: int = 4) -> None:
+    """Each copy says who, from whom, when, and what changed; the newest of each member shows in its own rows and settings."""
     data = study.read()
     assert data["lineage"]
-    for copy in data["lineage"]:
-        child, parent = data["trials"][copy["member"]], data["trials"][copy["parent"]]
-        assert dict(map(tuple, parent["steps"]))[copy["step"]] < dict(map(tuple, child["steps"]))[copy["step"]]
-        rows = RunFolder(study.path / child["run"]).read_rows()[0]
-        assert any("took over from member" in r["text"] for r in rows if r["kind"] == "event")
+    for copy in {copy["member"]: copy for copy in data["lineage"]}.values():
+        child = data["trials"][copy["member"]]
+        folder = RunFolder(study.path / child["run"])
+        rows = folder.read_rows()[0]
+        assert any(f"took over from member {copy['parent']}" in r["text"] for r in rows if r["kind"] == "event")
         used = {r["version"]: r["metrics"]["rate"] for r in rows if r["kind"] == "update"}
-        assert used[copy["step"]] == pytest.approx(copy["before"]["rate"])
         assert used[copy["step"] + 1] == pytest.approx(copy["after"]["rate"])
-    last = data["lineage"][-1]
-    assert (data["trials"][last["member"]]["parent"], data["trials"][last["member"]]["copied_at"]) == (
-        last["parent"],
-        last["step"],
-    )
-    assert all([step for step, _ in t["steps"]] == list(range(4, 41, 4)) for t in data["trials"])
+        newest = folder.read_changes()[-1]
+        assert (newest["version"], newest["value"]) == (copy["step"], copy["after"]["rate"])
+        assert list(used) == list(range(1, 41)), "no version is there twice, and none is missing"
+        assert (child["parent"], child["copied_at"]) == (copy["parent"], copy["step"])
+    assert all([step for step, _ in t["steps"]] == list(range(every, 41, every)) for t in data["trials"])
 
 
 def test_killed_and_resumed_is_the_same_population(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGKILL of the whole group in the middle of an interval, after the first exchange."""
+    """SIGKILL of the whole group in an interval, after the first exchange. With one worker timing changes nothing."""
     on_threads(monkeypatch)
     whole = tune.search(TOY, space=SPACE, out=tmp_path / "whole", options=OPTIONS, **FAST)
     broken = tmp_path / "broken"
-    flags = "--scheduler pbt --members 4 --interval 8 --metric bowl --direction minimize --vector.backend serial --workers 2"
+    flags = "--scheduler pbt --members 4 --interval 8 --metric bowl --direction minimize --vector.backend serial"
     words = ["tune", TOY, "--search", "rate=log(1e-3, 1)", *flags.split(), "--out", str(broken)]
 
     def exchanged() -> bool:
@@ -82,6 +83,61 @@ def test_killed_and_resumed_is_the_same_population(tmp_path: Path, monkeypatch: 
     again = tune.resume(broken)
     assert again.status == "finished"
     assert told(again.read()) == told(whole.read())
+
+
+def test_no_member_waits_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One member stands still before its first point: the others spend their whole budget meanwhile, and exchange. When it goes
+    on, it is judged at its own points, and takes over from those who have passed them long ago."""
+    on_threads(monkeypatch)
+    out, found = tmp_path / "study", list[tune.Study]()
+    options = {**OPTIONS, "workers": 4}
+
+    def search() -> None:
+        found.append(tune.search(TOY, space=SPACE, out=out, options=options, trouble="wait", **FAST))
+
+    thread = threading.Thread(target=search, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 90
+    while [t["state"] for t in study_of(out)["trials"]] != ["running", "complete", "complete", "complete"]:
+        assert thread.is_alive(), "the study has ended"
+        assert time.monotonic() < deadline, "the others wait"
+        time.sleep(0.01)
+    before = study_of(out)
+    assert before["trials"][0]["steps"] == []
+    assert {copy["member"] for copy in before["lineage"]} <= {1, 2, 3}
+    assert all([step for step, _ in t["steps"]] == [8, 16, 24, 32, 40] for t in before["trials"][1:])
+    (out / "trials" / "released").touch()
+    thread.join(90)
+    (study,) = found
+    assert [t["state"] for t in study.trials] == ["complete"] * 4
+    assert [step for step, _ in study.trials[0]["steps"]] == [8, 16, 24, 32, 40]
+    for copy in study.read()["lineage"]:
+        if copy["member"] == 0:
+            assert copy["step"] in (8, 16, 24, 32), "the state of the same point"
+    _check_lineage(study, every=8)
+
+
+def test_settings_that_stay_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    """A population changes settings of runs on the way, so it can search live ones only; the others are named with the fix."""
+    cases = {"num_steps": ("{2, 4}", "live settings here: rate, ill"), "seed": ("int(1, 4)", "seed")}
+    for name, (text, why) in cases.items():
+        with pytest.raises(rl.ConfigError, match=why):
+            tune.search(TOY, space={name: text}, out=tmp_path / "study", options=OPTIONS, **FAST)
+    ppo = {"total_updates": 4, "eval.episodes": 2}
+    why = "ppo.gamma.*members of a population change it on the way, and it may not change while a run goes on; live settings"
+    with pytest.raises(rl.ConfigError, match=why):
+        tune.search("ppo", space={"ppo.gamma": "{0.9, 0.99}"}, out=tmp_path / "study", options={"scheduler": "pbt"}, **ppo)
+    space = {"grpo.kl_coef": "{0, 0.1}"}
+    with pytest.raises(rl.ConfigError, match=r"grpo.kl_coef.*switching it on or off"):
+        tune.search("grpo", space=space, out=tmp_path / "study", options={"scheduler": "pbt"}, total_updates=4)
+    assert not (tmp_path / "study").exists()
+    assert set(make_setup("ppo", ppo, TuneConfig(scheduler="pbt")).space) == {
+        "ppo.lr",
+        "ppo.gae_lambda",
+        "ppo.clip_range",
+        "ppo.num_epochs",
+        "ppo.entropy_coef",
+    }, "a default space keeps what is live"
 
 
 def test_a_member_that_fails_takes_over_from_a_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from made_data import CARTPOLE, PENDULUM
+
 SMALL_LM: dict[str, Any] = {"lm": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "inner": 64}}
 ON_ROLLOUTS = ("grpo", "dr_grpo", "rloo", "reinforce", "remax", "dapo", "gspo", "aipo", "decoupled", "token_ppo", "online_dpo")
 ROLLOUTS: dict[str, Any] = {"total_updates": 2, "num_prompts": 2, "group_size": 2, **SMALL_LM}
@@ -14,11 +16,21 @@ TWO_STEPS: dict[str, dict[str, Any]] = {
     "a2c": {"total_updates": 2},
     "impala": {"total_updates": 2},
     "appo": {"total_updates": 2},
+    "ppo_lagrangian": {"total_updates": 2},
     "ippo": {"total_updates": 2, "teams": ("sender=sender", "receiver=receiver")},
     "dqn": {"total_steps": 220, "min_fill": 200, "num_steps": 10},
     "sac": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
     "td3": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
     "ddpg": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
+    "drm": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
+    "mex": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
+    "gbrl": {"total_updates": 2},
+    "soap": {"total_updates": 2},
+    "sqirl": {"total_updates": 2, "num_steps": 64},
+    "stream_ac": {"total_updates": 40},
+    "stream_q": {"total_updates": 40},
+    "rlpd": {"env": "Pendulum-v1", "data": PENDULUM, "total_steps": 264, "min_fill": 256, "update_ratio": 1.0},
+    "bc": {"data": CARTPOLE, "total_updates": 2},
     "sft": {"total_updates": 2, "demo_rows": 8, **SMALL_LM},
     **dict.fromkeys(ON_ROLLOUTS, ROLLOUTS),
     **dict.fromkeys(("dpo", "reward_model"), PAIRS),

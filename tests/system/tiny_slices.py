@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from made_data import CARTPOLE, PENDULUM
 
 import runnel as rl
 
@@ -78,10 +79,61 @@ GUIDED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Two trainers, of which one makes two updates where the other makes one, and a transform between them. Which version the one
 loads of the other depends on timing across processes, so it is no slice that launchers agree on."""
+PRICED: dict[str, tuple[str, dict[str, Any]]] = {
+    "ppo_lagrangian": (
+        "ppo_lagrangian",
+        {
+            "total_updates": 14,
+            "num_steps": 16,
+            "num_envs": 4,
+            "ppo": {"num_minibatches": 2, "num_epochs": 2, "normalise_obs": True},
+            "lagrangian": {"multiplier_lr": 0.1},
+            "checkpoint": {"every": 3},
+            "eval": {"every": 4, "episodes": 4},
+        },
+    )
+}
+"""Costs under a limit: critics of costs, multipliers, and sums of episodes that go on over segments."""
 IN_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo in parts": ("grpo", {**SLICES["grpo"][1], "learner": {**SLICES["grpo"][1]["learner"], "in_parts": True}})
 }
 """A trainer that works on each group as it arrives."""
+ON_DATA: dict[str, tuple[str, dict[str, Any]]] = {
+    "bc": (
+        "bc",
+        {
+            "data": CARTPOLE,
+            "total_updates": 30,
+            "bc": {"batch_size": 16},
+            "vector": {"backend": "serial"},
+            "log_every": 1,
+            "checkpoint": {"every": 7},
+            "eval": {"every": 10, "episodes": 4},
+        },
+    ),
+    "rlpd": (
+        "rlpd",
+        {
+            "env": "Pendulum-v1",
+            "data": PENDULUM,
+            "total_steps": 160,
+            "min_fill": 64,
+            "update_ratio": 0.5,
+            "rlpd": {"batch_size": 16, "num_critics": 3, "actor_every": 2},
+            "net": {"hidden": (16,)},
+            "vector": {"backend": "serial"},
+            "replay": {"n_step": 2},
+            "log_every": 1,
+            "checkpoint": {"every": 7, "keep": 3},
+            "eval": {"every": 15, "episodes": 2},
+        },
+    ),
+    "grpo beside demonstrations": (
+        "grpo",
+        {**SLICES["grpo"][1], "mix": ("demos=0.3",), "learner": {**SLICES["grpo"][1]["learner"], "num_minibatches": 2}},
+    ),
+}
+"""What reads a data set, or demonstrations, alone and beside what actors play."""
 BY_ARRIVAL = (
     "return",
     "episode_length",
@@ -94,7 +146,7 @@ BY_ARRIVAL = (
 
 
 def settings(name: str, **extra: Any) -> tuple[str, dict[str, Any]]:
-    recipe, tiny = {**SLICES, **GUIDED, **IN_PARTS}[name]
+    recipe, tiny = {**SLICES, **GUIDED, **PRICED, **IN_PARTS, **ON_DATA}[name]
     return recipe, {"seed": 3, "track": (), "name": "run", **tiny, **extra}
 
 
@@ -131,7 +183,8 @@ def content(run: Path, *, by_arrival: bool = True) -> tuple[list[dict[str, Any]]
 def assert_moved(run: Path) -> None:
     """Every update took a step, and the last checkpoints differ: weights that never moved are equal, and prove nothing."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    still = [r["version"] for r in rows if r["kind"] == "update" and not r["metrics"].get("grad_norm", 0) * r["metrics"]["lr"]]
+    updates = [(r["version"], r["metrics"]) for r in rows if r["kind"] == "update"]
+    still = [version for version, found in updates if not found.get("grad_norm", 0) * found.get("lr", 1.0)]
     assert not still, f"updates {still} moved nothing: the task gives no signal"
     saved = sorted((run / "checkpoints").glob("0*"))
     kept = {p.name[:9]: (p / "params.safetensors").read_bytes() for p in saved}  # a version may be there twice

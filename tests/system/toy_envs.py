@@ -45,6 +45,113 @@ class DictGoal(gym.Env):  # type: ignore[misc]
         return self._obs(), 1.0 if terminated else -0.1, terminated, self._t >= self.max_steps, {}
 
 
+class Far(gym.Env):  # type: ignore[misc]
+    """Sparse: x' = x + 0.2 a, |a| <= 1, from 0; a step pays 1 where x is at least `goal`, and nothing before. A random walk of
+    20 steps hardly ever gets there; pushing one way pays max_steps - 5 goal + 1."""
+
+    def __init__(self, goal: float = 2.0, max_steps: int = 20) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.goal, self.max_steps, self._x, self._t = goal, max_steps, 0.0, 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
+        super().reset(seed=seed)
+        self._x, self._t = 0.0, 0
+        return np.array([self._x], np.float32), {}
+
+    def step(self, action: Action) -> StepResult:
+        self._t += 1
+        self._x += 0.2 * float(np.clip(np.asarray(action).item(), -1.0, 1.0))
+        paid = float(self._x >= self.goal - 1e-6)
+        return np.array([self._x], np.float32), paid, False, self._t >= self.max_steps, {}
+
+
+class Lookahead(gym.Env):  # type: ignore[misc]
+    """Two steps of four actions. Action 0 leads where one action of four pays 1 (0.25 at random); others lead to a sure 0.4."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = spaces.Discrete(3), spaces.Discrete(4)
+        self._place = 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[int, Info]:
+        super().reset(seed=seed)
+        self._place = 0
+        return self._place, {}
+
+    def step(self, action: Action) -> StepResult:
+        before, choice = self._place, int(np.asarray(action).item())
+        if before == 0:
+            self._place = 1 if choice == 0 else 2
+            return self._place, 0.0, False, False, {}
+        return before, float(choice == 3) if before == 1 else 0.4, True, False, {}
+
+
+class Rules(gym.Env):  # type: ignore[misc]
+    """One decision by a rule over a table: a category of six and four numbers between 0 and 1, of which two do not matter.
+    1 for the right one of two actions: `category is even` exclusive or `first number above 0.7`, or the second above 0.9."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Dict({"kind": spaces.Discrete(6), "x": spaces.Box(0.0, 1.0, (4,), np.float32)})
+        self.action_space = spaces.Discrete(2)
+        self._kind, self._x = 0, np.zeros(4, np.float32)
+
+    def _draw(self) -> Info:
+        self._kind, self._x = int(self.np_random.integers(6)), self.np_random.random(4).astype(np.float32)
+        return {"kind": self._kind, "x": self._x}
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Info, Info]:
+        super().reset(seed=seed)
+        return self._draw(), {}
+
+    def step(self, action: Action) -> StepResult:
+        right = (self._kind % 2 == 0) != bool(self._x[0] > 0.7) or bool(self._x[1] > 0.9)
+        paid = float(int(np.asarray(action).item()) == right)
+        return self._draw(), paid, True, False, {}
+
+
+class Aim(gym.Env):  # type: ignore[misc]
+    """One shot at a target that is not shown: pays minus the distance. A policy that was trained at a target hits that one."""
+
+    def __init__(self, target: float = 0.0) -> None:
+        self.observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
+        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.target = target
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: Action) -> StepResult:
+        return np.ones(1, np.float32), -abs(float(np.asarray(action).item()) - self.target), True, False, {}
+
+
+class Luck(gym.Env):  # type: ignore[misc]
+    """Each step pays 1 if the action has the sign of `cue`, and `luck` (normal, times `scale`, drawn for the episode) whatever
+    the action is. Only who is told the luck can see what an action was worth; `told`: it is a part of the observation."""
+
+    def __init__(self, scale: float = 30.0, length: int = 1, box: bool = False, told: bool = True) -> None:
+        names = ("cue", "luck") if told else ("cue",)
+        self.observation_space = spaces.Dict({name: spaces.Box(-np.inf, np.inf, (1,), np.float32) for name in names})
+        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32) if box else spaces.Discrete(2)
+        self.scale, self.length, self.box = scale, length, box
+        self._t, self._cue, self._luck = 0, 0.0, 0.0
+
+    def _obs(self) -> Info:
+        numbers = {"cue": self._cue, "luck": self._luck}
+        return {name: np.array([numbers[name]], np.float32) for name in self.observation_space}
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Info, Info]:
+        super().reset(seed=seed)
+        self._t, self._cue, self._luck = 0, self.np_random.choice([-1.0, 1.0]), self.np_random.normal()
+        return self._obs(), {}
+
+    def step(self, action: Action) -> StepResult:
+        side = float(np.asarray(action).item()) if self.box else 2.0 * int(np.asarray(action).item()) - 1.0
+        reward = float(side * self._cue > 0.0) + self.scale * self._luck
+        self._t, self._cue = self._t + 1, self.np_random.choice([-1.0, 1.0])
+        return self._obs(), float(reward), self._t >= self.length, False, {}
+
+
 class Composite(gym.Env):  # type: ignore[misc]
     """One decision of several parts at once. A side (-1 or 1) is shown; a choice pays for its first value at -1 and for its
     last at 1, a box for lying near half the side. The reward is the mean over parts, at most 1.

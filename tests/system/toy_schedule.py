@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ START = 1e4
 class Config(rl.EnvConfig):
     """Descent with a rate."""
 
-    on_resume: ClassVar[rl.core.OnResume] = rl.core.may_change("rate", "ill")
+    on_resume: ClassVar[rl.core.OnResume] = rl.core.live("rate", "ill")
     env: str = "runnel.envs.toy:TruncationTrap"
     """Plays no part."""
     num_envs: int = 1
@@ -39,11 +40,12 @@ class Config(rl.EnvConfig):
     ill: bool = False
     """Raise at the first update of a run."""
     trouble: str = ""
-    """fail: every update raises. die: the process is killed once, in the middle."""
+    """fail: every update raises. die: the process is killed once, in the middle. wait: the first tuning seed stands still in
+    its sixth update until somebody makes the file `released`."""
     eval: rl.EvalConfig = field(default_factory=lambda: rl.EvalConfig(episodes=0))
 
 
-class Descent:
+class Descent(rl.core.LiveConfig):
     """w <- w - rate (w + noise) in 64 directions at once; its loss is the mean square of w."""
 
     def __init__(self, config: Config, net: rl.nets.ActorCritic) -> None:
@@ -63,6 +65,10 @@ class Descent:
         if self.config.trouble == "die" and self.version == 20 and not flag.exists():
             flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        while self.config.trouble == "wait" and (self.config.seed, self.version) == (10_000, 5):
+            if (Path(self.config.out) / "released").exists():
+                break
+            time.sleep(0.002)
         self.w -= self.config.rate * (self.w + torch.randn(64, generator=self.noise))
         self.version += 1
         return rl.Update({"bowl": self.w.square().mean().item(), "rate": self.config.rate})

@@ -8,12 +8,27 @@ if TYPE_CHECKING:
     from runnel.agents.a2c import A2CConfig as A2CConfig, A2CLearner as A2CLearner
     from runnel.agents.appo import APPOConfig as APPOConfig, APPOLearner as APPOLearner
     from runnel.agents.base import merge_segments as merge_segments
+    from runnel.agents.bc import BCConfig as BCConfig, BCLearner as BCLearner
     from runnel.agents.ddpg import DDPGConfig as DDPGConfig, DDPGLearner as DDPGLearner
     from runnel.agents.dqn import DQNConfig as DQNConfig, DQNLearner as DQNLearner
+    from runnel.agents.drm import DrMConfig as DrMConfig, DrMLearner as DrMLearner
+    from runnel.agents.exchange import ExchangeConfig as ExchangeConfig
+    from runnel.agents.gbrl import GBRLConfig as GBRLConfig, GBRLLearner as GBRLLearner
     from runnel.agents.impala import IMPALAConfig as IMPALAConfig, IMPALALearner as IMPALALearner
+    from runnel.agents.mex import MEXConfig as MEXConfig, MEXLearner as MEXLearner
     from runnel.agents.ppo import PPOConfig as PPOConfig, PPOLearner as PPOLearner
+    from runnel.agents.ppo_lagrangian import LagrangianConfig as LagrangianConfig, PPOLagrangianLearner as PPOLagrangianLearner
     from runnel.agents.ppo_population import PopulationLearner as PopulationLearner
+    from runnel.agents.rlpd import RLPDConfig as RLPDConfig, RLPDLearner as RLPDLearner
     from runnel.agents.sac import SACConfig as SACConfig, SACLearner as SACLearner
+    from runnel.agents.soap import SOAPLearner as SOAPLearner
+    from runnel.agents.sqirl import SQIRLConfig as SQIRLConfig, SQIRLLearner as SQIRLLearner
+    from runnel.agents.stream import (
+        StreamACConfig as StreamACConfig,
+        StreamACLearner as StreamACLearner,
+        StreamQConfig as StreamQConfig,
+        StreamQLearner as StreamQLearner,
+    )
     from runnel.agents.td3 import TD3Config as TD3Config, TD3Learner as TD3Learner
     from runnel.agents.team import TeamLearner as TeamLearner
 else:

@@ -21,8 +21,9 @@ from runnel.core import schedule
 from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError, NonFiniteError
+from runnel.core.live_settings import LiveConfig
 from runnel.core.records import Batch, Segment
-from runnel.core.resuming import OnResume, may_change, stays
+from runnel.core.resuming import OnResume, live, may_change, stays
 from runnel.core.state import State
 from runnel.core.trajectories import CARRIED
 from runnel.losses.on_policy import approximate_kl, policy_gradient_loss, value_loss
@@ -39,9 +40,11 @@ MEANS = ("explained_variance", "grad_norm")
 class A2CConfig:
     """Hyperparameters of A2C."""
 
-    on_resume: ClassVar[OnResume] = may_change(
-        "lr", "gamma", "gae_lambda", "entropy_coef", "value_coef", "max_grad_norm"
-    ) | stays("normalise_obs", "normalise_reward", why="what was learned is on that scale")
+    on_resume: ClassVar[OnResume] = (
+        live("lr", "gae_lambda", "entropy_coef", "value_coef", "max_grad_norm")
+        | may_change("gamma")
+        | stays("normalise_obs", "normalise_reward", why="what was learned is on that scale")
+    )
 
     lr: float | str = scheduled("linear(2e-3, 0)")
     """Learning rate of Adam: a number, or a schedule such as "linear(1e-3, 0)"."""
@@ -70,8 +73,10 @@ class A2CConfig:
         check_bounds(self, f"{name}.")
 
 
-class A2CLearner:
+class A2CLearner(LiveConfig):
     """Consumes `[T, B]` segments, one batch and one optimiser step a version; owns the network and its optimiser."""
+
+    config: A2CConfig
 
     def __init__(
         self,

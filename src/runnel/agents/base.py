@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import NonFiniteError
+from runnel.core.live_settings import LiveConfig
 from runnel.core.records import Batch, Segment
 from runnel.core.rng import make_rng, make_seed, rng_state, set_rng_state
 from runnel.core.state import Metrics, State
@@ -84,7 +85,7 @@ def split_errors(sizes: Sizes, index: Tensor, error: Tensor) -> dict[str, list[M
     return feedback
 
 
-class ReplayState:
+class ReplayState(LiveConfig):
     """The state of a learner that trains an actor and critics from replay: what it publishes, what another run may start from,
     and what ranks and checkpoints need. Its update is on its own page."""
 

@@ -10,6 +10,7 @@ So the update is the one in `td3.py`. As is usual now, Gaussian noise explores i
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +18,8 @@ from runnel.agents.td3 import TD3Config, TD3Learner
 from runnel.core.bounds import bounded, scheduled
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError
-from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
+from runnel.core.live_settings import live_fields
+from runnel.core.resuming import DISCOUNTED, OnResume, live, may_change, stays
 from runnel.nets.continuous import DeterministicActor, QEnsemble
 
 
@@ -26,7 +28,8 @@ class DDPGConfig:
     """Hyperparameters of DDPG."""
 
     on_resume: ClassVar[OnResume] = (
-        may_change("actor_lr", "critic_lr", "tau", "exploration_noise", "metrics_every")
+        live("actor_lr", "critic_lr", "tau", "exploration_noise")
+        | may_change("metrics_every")
         | stays("gamma", why=DISCOUNTED)
         | stays("batch_size", why="batches of that size are on their way")
     )
@@ -82,3 +85,8 @@ class DDPGLearner(TD3Learner):
         if critic.head.copies != 1:
             raise ConfigError("critic", critic.head.copies, "DDPG has one critic; use copies=1, or td3 for two")
         super().__init__(config.as_td3(), actor, critic, seed=seed, collective=collective, device=device)
+
+    @property
+    def takes(self) -> Mapping[type, Sequence[str]]:
+        """The live fields of DDPG's config, which TD3's has too."""
+        return {DDPGConfig: live_fields(DDPGConfig)}

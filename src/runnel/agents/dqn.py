@@ -21,8 +21,9 @@ from runnel.core import schedule
 from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError, NonFiniteError
+from runnel.core.live_settings import LiveConfig
 from runnel.core.records import Batch, Segment
-from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
+from runnel.core.resuming import DISCOUNTED, OnResume, live, may_change, stays
 from runnel.core.spaces import EnvSpec
 from runnel.core.state import State
 from runnel.losses.base import Loss
@@ -43,7 +44,8 @@ class DQNConfig:
     """Hyperparameters of DQN."""
 
     on_resume: ClassVar[OnResume] = (
-        may_change("lr", "epsilon", "double", "sigma", "burn_in", "target_every", "target_tau", "max_grad_norm", "huber")
+        live("lr", "epsilon", "sigma", "target_every", "target_tau", "max_grad_norm", "huber")
+        | may_change("double", "burn_in")
         | stays("gamma", why=DISCOUNTED)
         | stays("eta", why="the priorities in the replay memory were made with it")
         | stays("batch_size", why="batches of that size are on their way")
@@ -100,8 +102,10 @@ class DQNConfig:
             raise ConfigError("dqn.v_max", self.v_max, f"must be above v_min ({self.v_min})")
 
 
-class DQNLearner:
+class DQNLearner(LiveConfig):
     """Consumes one batch a version: transitions `[B]`, or sequences `[T, B]`. Owns network, target and optimiser."""
+
+    config: DQNConfig
 
     def __init__(self, config: DQNConfig, net: QNet, *, collective: Collective | None = None, device: str = "cpu") -> None:
         config.check()

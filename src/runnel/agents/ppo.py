@@ -7,7 +7,7 @@ shuffled minibatches. Losses are in `losses/`, returns in `ops/returns.py`, the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from runnel.agents.base import Shuffle, merge_segments, of_whole_batch
-from runnel.agents.deciding import rows_that_count
+from runnel.agents.deciding import DECIDES, part_burn_in, sequences, single_steps
 from runnel.core import schedule
 from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError, NonFiniteError
-from runnel.core.records import Batch, Segment
-from runnel.core.resuming import OnResume, may_change, stays
+from runnel.core.live_settings import LiveConfig
+from runnel.core.records import Batch, Segment, StreamSpec
+from runnel.core.resuming import OnResume, live, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.state import Metrics, State
 from runnel.core.trajectories import ACTIVE, CARRIED
@@ -36,17 +37,20 @@ from runnel.ops.returns import explained_variance, gae, standardise
 SUMS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
 """Metrics that were divided by the count of the whole batch."""
 Numbers = Mapping[str, Tensor]
+Critic = Callable[[Mapping[str, Tensor]], Tensor]
+"""From obs leaves `[N, *shape]` to values `[N]`."""
 
 
 @dataclass(frozen=True)
 class PPOConfig:
     """Hyperparameters of PPO. The defaults reach 500 on CartPole-v1 in 100,000 steps on seeds 1 to 3 (recipe `ppo`)."""
 
-    on_resume: ClassVar[OnResume] = may_change(
-        *("lr", "gamma", "gae_lambda", "clip_range", "value_clip"),
-        *("num_epochs", "num_minibatches", "entropy_coef", "value_coef"),
-        *("max_grad_norm", "normalise_advantage", "dual_clip", "target_kl"),
-    ) | stays("normalise_obs", "normalise_reward", why="what was learned is on that scale")
+    on_resume: ClassVar[OnResume] = (
+        live("lr", "gae_lambda", "clip_range", "value_clip", "num_epochs", "entropy_coef", "value_coef", "max_grad_norm")
+        | live("dual_clip")
+        | may_change("gamma", "num_minibatches", "normalise_advantage", "target_kl")
+        | stays("normalise_obs", "normalise_reward", why="what was learned is on that scale")
+    )
 
     lr: float | str = scheduled("linear(1e-3, 1e-4)")
     """Learning rate of Adam: a number, or a schedule such as "linear(1e-3, 0)"."""
@@ -104,7 +108,7 @@ class PPOConfig:
         return self.gamma if self.normalise_reward else None
 
 
-class PPOLearner:
+class PPOLearner(LiveConfig):
     """Consumes `[T, B]` segments, one batch a version; owns the network and its optimiser.
 
     A row of the batch is one step; with a recurrent network it is one environment's whole segment, so that time is never cut.
@@ -112,6 +116,8 @@ class PPOLearner:
     """
 
     own_state: tuple[str, ...] = ("shuffle",)
+
+    config: PPOConfig
 
     def __init__(
         self, config: PPOConfig, net: ActorCritic, *, seed: int, collective: Collective | None = None, device: str = "cpu"
@@ -135,15 +141,19 @@ class PPOLearner:
         `{...: [T * B, ...]}`, or `[B, T, ...]` for a recurrent network. Leaves may be views of the segments' memory: release
         those after `update`.
         """
-        data = merge_segments([s for group in segments.values() for s in group]).to(self.device)
-        num_steps, num_envs = data["action"].shape[:2]
-        self.config.check_batch(num_envs if self.net.state_spec else num_steps * num_envs)
+        whole = [s for group in segments.values() for s in group]
+        data = merge_segments(whole).to(self.device)
+        self.config.check_batch(self._batch_rows(*data["action"].shape[:2]))
         if self._reward_scale is not None and CARRIED not in data:
             fix = "segments must carry the return of their episodes: give return_gamma to on_policy_graph"
             raise ConfigError("normalise_reward", True, fix)
         self.optimiser.lr = schedule.at(self.config.lr, progress)
         self.net.eval()  # values are judged as actions were chosen: without dropout, by the statistics of training
-        return self.make_batch_of_decisions(data) if ACTIVE in data else self.make_batch(data)
+        return self.make_batch_of_decisions(data, whole[0].spec) if ACTIVE in data else self.make_batch(data)
+
+    def _batch_rows(self, num_steps: int, num_envs: int) -> int:
+        """Rows of the batch that segments `[num_steps, num_envs]` make."""
+        return num_envs if self.net.state_spec else num_steps * num_envs
 
     def make_batch(self, data: Batch) -> Batch:
         """Credit for every step, and rows to shuffle: what `prepare` does on the device."""
@@ -160,11 +170,14 @@ class PPOLearner:
         columns["resets"] = torch.cat([torch.zeros_like(over[:1]), over[:-1]])
         return Batch({k: x.transpose(0, 1) for k, x in columns.items()} | {k: data[k] for k in self.net.state_spec})
 
-    def make_batch_of_decisions(self, data: Batch) -> Batch:
-        """`make_batch` where rows do not decide at every step: only decisions become rows of the batch."""
-        if self.net.state_spec:
-            fix = "rows that wait or have left have no recurrent state to go on with; use none for teams"
-            raise ConfigError("net.core", "recurrent", fix)
+    def make_batch_of_decisions(self, data: Batch, spec: StreamSpec) -> Batch:
+        """`make_batch` where rows do not decide at every step: only decisions are trained on (`agents/deciding.py`).
+
+        `spec` says how many steps at the beginning only bring a recurrent state up to date.
+        """
+        before, data = part_burn_in(data, spec)
+        if before:
+            data = Batch(data | self.net.warm_up(before, before["resets"], before[ACTIVE]))
         rewards, over = data["rewards/env"], data["terminated"] | data["truncated"]
         if self._reward_scale is not None:
             rewards = self._reward_scale(rewards, over, data[CARRIED], self.collective, counts=data[ACTIVE][:-1])
@@ -173,10 +186,11 @@ class PPOLearner:
         if self.config.normalise_advantage:
             scaled = standardise(advantages[counts], self.collective)
             advantages = torch.zeros_like(advantages).masked_scatter(counts, scaled)
-        columns = self._seen(data) | {"value": values, "advantage": advantages, "return": returns, ACTIVE: counts}
+        columns = self._seen(data) | {"value": values, "advantage": advantages, "return": returns}
+        if self.net.state_spec:
+            return sequences(columns, data, before, counts, obs=self.net.env_spec.obs)
         # minibatches have equal sizes, so the few rows that are left of an order wait for the next pass
-        rows = rows_that_count(counts.flatten(), at_least=self.config.num_minibatches)
-        return Batch({k: x.flatten(0, 1)[rows] for k, x in columns.items()})
+        return single_steps(columns, counts, at_least=self.config.num_minibatches)
 
     def _seen(self, data: Batch) -> dict[str, Tensor]:
         """What the policy saw and did at each step. `[T, B, ...]`"""
@@ -192,13 +206,14 @@ class PPOLearner:
             return values, *gae_of_decisions(found, values, data[ACTIVE], gamma=gamma, lam=lam)
         return values, *gae(rewards, values, next_values, data["terminated"], data["truncated"], gamma=gamma, lam=lam)
 
-    def _values(self, data: Batch) -> tuple[Tensor, Tensor]:
-        """V(s_t), and the value of what followed step t: V(s_{t+1}), or of the final observation of an episode that ended."""
+    def _values(self, data: Batch, value: Critic | None = None) -> tuple[Tensor, Tensor]:
+        """V(s_t), and the value of what followed step t: V(s_{t+1}), or of the final observation of an episode that ended. By
+        this learner's critic, or another feedforward one."""
         if self.net.state_spec:
             return self.net.unroll(data)[1:]
         num_steps, num_envs = data["action"].shape[:2]
         obs = {k: torch.cat([data[k].flatten(0, 1), data["final_" + k]]) for k in self.net.env_spec.obs}
-        values = self.value(obs)  # all of them in one pass
+        values = (value or self.value)(obs)  # all of them in one pass
         # What followed step t is obs[t + 1] of the same environment, num_envs rows on. But where an episode ended there, that
         # is the next one's first observation, and the final one takes its place; `gae` leaves it out if the task terminated.
         at_steps, at_ends = values[: (num_steps + 1) * num_envs], values[(num_steps + 1) * num_envs :]
@@ -257,8 +272,9 @@ class PPOLearner:
     def loss(self, rows: Mapping[str, Tensor]) -> Numbers:
         """`policy + value_coef value - entropy_coef entropy` (eq. 9) as "loss/total", which is differentiated; its parts beside
         it. Every sum is divided by the rows of all ranks, so that the sum of their gradients is that of the whole batch."""
-        config, count, mask = self.config, self._count(rows), rows.get(ACTIVE)
+        config, count = self.config, self._count(rows)
         scores, values, rows = self._forward(rows)
+        mask = rows.get(ACTIVE)
         logprob, entropy = self.net.evaluate_scores(scores, rows["action"], rows.get("action_mask"))
         policy = self.policy_loss(logprob, rows, count)
         value = self.value_loss(values, rows, count)
@@ -300,7 +316,8 @@ class PPOLearner:
         if not self.net.state_spec:
             return *self.net.both(rows), rows
         columns = {k: x if k in self.net.state_spec else x.transpose(0, 1) for k, x in rows.items()}
-        return *self.net.sequence(columns, columns["resets"]), columns
+        burn_in = len(columns["resets"]) - len(columns["action"])
+        return *self.net.sequence(columns, columns["resets"], active=columns.get(DECIDES), burn_in=burn_in), columns
 
     def _far(self, numbers: Numbers) -> bool:
         if self.config.target_kl is None:
@@ -328,7 +345,12 @@ class PPOLearner:
 
     def _trained_on(self, batch: Batch) -> Batch:
         """The rows of the batch that count: all, where every row decides at every step."""
-        return batch if ACTIVE not in batch else batch.map(lambda x: x[batch[ACTIVE]])
+        if ACTIVE not in batch:
+            return batch
+        if not self.net.state_spec:
+            return batch.map(lambda x: x[batch[ACTIVE]])
+        counts, names = batch[ACTIVE], (*self.net.env_spec.obs, "value", "return")
+        return Batch({k: batch[k][:, -counts.shape[1] :][counts].unsqueeze(0) for k in names})
 
     def _flat_obs(self, batch: Batch) -> Mapping[str, Tensor]:
         return {k: batch[k].flatten(0, 1) for k in self.net.env_spec.obs} if self.net.state_spec else batch

@@ -24,7 +24,7 @@ from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch, Segment
-from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
+from runnel.core.resuming import DISCOUNTED, OnResume, live, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ActionSpec
 from runnel.core.state import State
@@ -43,7 +43,8 @@ class SACConfig:
     """Hyperparameters of SAC. The defaults are those with which CleanRL reports MuJoCo tasks at a million steps."""
 
     on_resume: ClassVar[OnResume] = (
-        may_change("actor_lr", "critic_lr", "tau", "auto_temperature", "target_entropy", "entropy_share", "metrics_every")
+        live("actor_lr", "critic_lr", "tau")
+        | may_change("auto_temperature", "target_entropy", "entropy_share", "metrics_every")
         | stays("gamma", why=DISCOUNTED)
         | stays("batch_size", why="batches of that size are on their way")
         | stays("temperature", why="it is where the temperature started; the checkpoint has what it is now")
@@ -92,6 +93,8 @@ class SACLearner(ReplayState):
     """Consumes sampled transitions `[B]`, one batch a version; owns actor, critics, their targets and the temperature."""
 
     seed_name, exploration = "sac", ("explore",)
+
+    config: SACConfig
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from runnel.core import schedule
 from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.records import Batch, Segment
-from runnel.core.resuming import DISCOUNTED, OnResume, may_change, stays
+from runnel.core.resuming import DISCOUNTED, OnResume, live, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.losses.actor import deterministic_actor_loss, ensemble_td_loss
 from runnel.losses.base import Loss
@@ -37,8 +37,8 @@ class TD3Config:
     """Hyperparameters of TD3. The defaults are those with which CleanRL reports MuJoCo tasks at a million steps."""
 
     on_resume: ClassVar[OnResume] = (
-        may_change("actor_lr", "critic_lr", "tau", "exploration_noise", "target_noise", "target_noise_clip")
-        | may_change("actor_delay", "metrics_every")
+        live("actor_lr", "critic_lr", "tau", "exploration_noise", "target_noise", "target_noise_clip", "actor_delay")
+        | may_change("metrics_every")
         | stays("gamma", why=DISCOUNTED)
         | stays("batch_size", why="batches of that size are on their way")
     )
@@ -73,6 +73,8 @@ class TD3Learner(ReplayState):
     """Consumes sampled transitions `[B]`, one batch a version; owns the actor, the critics and the targets of both."""
 
     seed_name, exploration = "td3", ("explore", "noise_scale")
+
+    config: TD3Config
 
     def __init__(
         self,

@@ -12,9 +12,19 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from runnel.core.contracts.learning import HasRng, HasWeightCheck, Learner, LoadsInitialParams, LoadsParams, Sharded, Update
+from runnel.core.contracts.learning import (
+    HasLiveSettings,
+    HasRng,
+    HasWeightCheck,
+    Learner,
+    LoadsInitialParams,
+    LoadsParams,
+    Sharded,
+    Update,
+)
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError
+from runnel.core.live_settings import not_live
 from runnel.core.records import Batch, Segment
 from runnel.core.state import State
 
@@ -48,6 +58,14 @@ class TeamLearner:
         for member in self.members.values():
             if isinstance(member, HasRng):
                 member.reseed(version)
+
+    @property
+    def takes(self) -> Mapping[type, Sequence[str]]:
+        return takes_of(self.members)
+
+    def set(self, name: str, value: object) -> None:
+        """A setting of one member (`red/lr`), or of every member that has it (`lr`)."""
+        set_members(self.members, name, value)
 
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
         batch = Batch()
@@ -97,6 +115,24 @@ class TeamLearner:
     def load_state_dict(self, state: State) -> None:
         for name, member in self.members.items():
             member.load_state_dict(_under(name, state))
+
+
+def takes_of(members: Mapping[str, Learner]) -> dict[type, Sequence[str]]:
+    """The live settings that any of `members` takes."""
+    return {kind: fields for m in members.values() if isinstance(m, HasLiveSettings) for kind, fields in m.takes.items()}
+
+
+def set_members(members: Mapping[str, Learner], name: str, value: object) -> None:
+    """Set the field of one member (`red/lr`), or of every member that has it (`lr`)."""
+    member, _, field = name.rpartition("/")
+    if member and member not in members:
+        raise ConfigError(name, value, f"there is no such member; use one of {', '.join(members)}")
+    found = [members[member]] if member else list(members.values())
+    taking = [m for m in found if isinstance(m, HasLiveSettings) and any(field in fields for fields in m.takes.values())]
+    if not taking:
+        raise not_live(name, value, [known for fields in takes_of(members).values() for known in fields])
+    for m in taking:
+        m.set(field, value)
 
 
 def _base(member: Learner) -> Mapping[str, Tensor]:

@@ -9,7 +9,7 @@ import numpy as np
 from runnel.board.library import RunView
 from runnel.report.accounts import accounts_in
 from runnel.track.files import is_regular
-from runnel.track.folder import Row
+from runnel.track.folder import Row, live_in
 from runnel.track.history import Floats, as_table, waiting_share
 from runnel.track.locks import Lock
 from runnel.track.results import tables_in
@@ -49,6 +49,7 @@ def detail(run: RunView, held: Collection[Lock] | None) -> Row:
             "groups": is_regular(run.folder.path / "groups.jsonl"),
             "samples": run.folder.samples.is_file() and run.folder.samples.stat().st_size > 0,
             "report": is_regular(run.folder.report),
+            "live": live_in(run.info)[0],
             "control": run.is_held(held) and (run.folder.path / "control.json").is_file(),
         },
         "checkpoints": [{"name": n, "bytes": size} for n, size in run.folder.checkpoint_sizes()],

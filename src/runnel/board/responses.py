@@ -19,7 +19,7 @@ from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
 from runnel.eval.statistics import FEWEST_SEEDS, few_seeds
 from runnel.track.files import MAX_JSON, read_regular
-from runnel.track.folder import Row
+from runnel.track.folder import Row, live_in
 from runnel.track.history import Curve
 
 Query = Mapping[str, object]
@@ -68,16 +68,32 @@ def groups(library: Library, asked: Query) -> Row:
 
 
 def order(library: Library, asked: Query) -> Row:
-    """Order a run to stop or to save a checkpoint. The request must hold the token that the run printed."""
+    """Order a run to stop, to save a checkpoint, or to `set` its live `settings`. The request must hold the token that the run
+    printed. The run itself checks the values, and tells of a change and of a refusal."""
     found, op = find(library, asked.get("run")), asked.get("op")
-    if op not in ("stop", "checkpoint"):
-        raise ConfigError("op", op, "use stop or checkpoint")
+    if op not in ("stop", "checkpoint", "set"):
+        raise ConfigError("op", op, "use stop, checkpoint or set")
     if not found.is_held(library.held) and not found.elsewhere(library.held):
         raise ConfigError("op", op, "no process is training this run now")
     if not found.folder.may_control(str(asked.get("token") or "")):
         raise ConfigError("token", "…", "this is not the token that the run printed when it started with --control")
-    found.folder.add_order({"op": op})
-    return {"said": op}
+    more = {"settings": _live_settings(found, asked.get("settings"))} if op == "set" else {}
+    found.folder.add_order({"op": op, **more})
+    return {"said": op, **more}
+
+
+def _live_settings(found: RunView, settings: object) -> Row:
+    """The settings of a request; a `ConfigError` for one that may not change while the run goes on."""
+    known, members = live_in(found.info)
+    if not isinstance(settings, Mapping) or not settings:
+        raise ConfigError("settings", settings, f"give names and values; live settings of this run: {', '.join(known)}")
+    for name, value in settings.items():
+        member, _, plain = str(name).rpartition("/")
+        if plain not in known or (member and member not in members):
+            raise ConfigError(str(name), value, f"may not change while this run goes on; live settings: {', '.join(known)}")
+        if not isinstance(value, int | float | str | None):
+            raise ConfigError(str(name), value, "give a number, true, false, null or a text")
+    return dict(settings)
 
 
 def curves(library: Library, asked: Query) -> Row:

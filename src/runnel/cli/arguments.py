@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin
 
 from runnel.cli.help import print_help
 from runnel.core.config import settings_of, whole_number
@@ -146,10 +146,10 @@ def _rules() -> ConstructorRegistry:
 
 
 def _json_rule(found: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[JsonObject] | None:
-    """A free mapping (`env_kwargs`) is given as one JSON object: --env-kwargs '{"max_steps": 10}'."""
+    """A mapping (`env_kwargs`, limits of costs) is given as one JSON object: --env-kwargs '{"max_steps": 10}'."""
     import tyro
 
-    if found.type != dict[str, Any]:
+    if get_origin(found.type) is not dict:
         return None
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,

@@ -19,14 +19,14 @@ from runnel.cli.train import parse_recipe
 from runnel.core.errors import ConfigError
 from runnel.core.state import JsonObject
 from runnel.envs.registry import is_tensor_env, make_source
+from runnel.envs.vector.host import num_cores
 from runnel.envs.vector.measure import measure_backends
-from runnel.envs.vector.processes import num_cores
 from runnel.graphs.env_config import EnvConfig, wrapped_target
 from runnel.graphs.run_config import RunConfig
-from runnel.plan.measure import endless
 from runnel.run import api, registry
 from runnel.run.launchers.inproc import torch_threads
 from runnel.run.ledger import Callbacks
+from runnel.run.measure import endless
 from runnel.run.wiring import available_cores
 from runnel.track.folder import RunFolder
 

@@ -102,6 +102,9 @@ def _tell(run: Path, row: Row, samples: Sequence[JsonObject], *, named: bool) ->
         f"({row['iqm_low']:.4g} to {row['iqm_high']:.4g}), median {row['median']:.4g} "
         f"({row['median_low']:.4g} to {row['median_high']:.4g}), {row['episodes']} episodes"
     )
+    for name, sums in row["extra"].items():
+        if name.startswith(("cost/", "return/")):
+            print(f"{name} {sum(sums) / len(sums):.4g}")
     for text in incomplete(row["extra"]):
         print(f"warning: {text}")
     for name, p in row["pass"].items():

@@ -1,4 +1,4 @@
-"""`runnel submit`, `ps`, `logs`, `stop`, `scale` and `attach`: a run as a job.
+"""`runnel submit`, `ps`, `logs`, `stop`, `scale`, `set` and `attach`: a run as a job.
 
 A run is named by its folder, and orders for it are files in that folder: everyone who may write there may give orders. A run
 that was submitted to a Ray cluster is also a Ray job, named by the id that `submit` printed.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from runnel.board.library import run_folders
-from runnel.cli.arguments import make_parser
+from runnel.cli.arguments import add_trust, make_parser
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import own_name
 from runnel.core.state import JsonObject
@@ -126,6 +126,43 @@ def scale(args: list[str]) -> int:
     told = " and ".join(f"{number} {_WORKERS[kind]}{'s' * (number > 1)}" for kind, number in numbers.items())
     print(f"asked for {told}; the run says when that is done (runnel logs {folder.path})")
     return 0
+
+
+def set_live(args: list[str]) -> int:
+    """Change settings of a run that goes on."""
+    from runnel.run.live_settings import change_settings  # needs torch, which the other commands here do not
+
+    about = "Give live settings of a run new values while it goes on: learning rates, coefficients. The run notes the change."
+    parser = make_parser("set", about)
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument(
+        "settings", nargs="*", metavar="NAME=VALUE", help="ppo.lr=1e-4; of one member of a team red/ppo.lr=1e-4"
+    )
+    add_trust(parser)
+    parsed = parser.parse_args(args)
+    settings = dict(_setting(word) for word in parsed.settings)
+    change_settings(parsed.run, settings, trust=parsed.trust)
+    folder = _running(parsed.run)
+    print(f"asked for {', '.join(parsed.settings)}; the run says when that is done (runnel logs {folder.path})")
+    return 0
+
+
+def _setting(word: str) -> tuple[str, object]:
+    """A name and a value: a number, true, false, none or a text.
+
+    >>> _setting("ppo.lr=1e-4"), _setting("ppo.value_clip=none"), _setting("ppo.lr=linear(1e-3, 0)")
+    (('ppo.lr', 0.0001), ('ppo.value_clip', None), ('ppo.lr', 'linear(1e-3, 0)'))
+    """
+    name, equals, text = word.partition("=")
+    if not (name and equals and text):
+        raise ConfigError("NAME=VALUE", word, "write a name, =, and a value: ppo.lr=1e-4")
+    if text in ("none", "None"):
+        return name.replace("-", "_"), None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    return name.replace("-", "_"), value
 
 
 def attach(args: list[str]) -> int:

@@ -1,6 +1,6 @@
-"""`runnel`: train, pipeline, eval, resume, export, trace, report, card, list, doctor, check-env, bench, plan, simulate, tune.
+"""`runnel`: train, pipeline, eval, resume, data, export, trace, report, card, list, doctor, check-env, bench, plan, simulate.
 
-And a run as a job: submit, ps, logs, stop, scale, attach.
+And studies: tune. And a run as a job: submit, ps, logs, stop, scale, set, attach.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ Reinforcement learning on one dataflow of workers and streams.
   eval RUN [RUN ...] [--episodes N]  measure the policies of runs on fresh episodes
   resume RUN [--field value ...]     go on from the newest good checkpoint; --total-steps N extends the run
   record RUN [--episodes N]          record episodes of a run's policy as video
+  data record RUN FOLDER             every step of a policy's episodes as a data set; data inspect FOLDER looks at one
   export RUN FOLDER [--format F]     the policy of a run for other programs: torch.export, ONNX, a Hugging Face folder
   report RUN [RUN ...]               write report.html: one run, or several compared
   report A B ... --over seeds        which group of runs is better, by how much, how sure; --markdown, --paper FOLDER
@@ -43,6 +44,7 @@ Reinforcement learning on one dataflow of workers and streams.
   logs RUN [-f]                      what the processes of a run have printed
   attach RUN                         the live view of a run that goes on elsewhere
   scale RUN --actors N               change the number of actors or policy workers while it goes on
+  set RUN NAME=VALUE ...             another learning rate or coefficient, while it goes on
   stop RUN                           end it at its next version, with a checkpoint
   trace RUN [--out FILE]             what every worker did when, for ui.perfetto.dev; the run was started with --trace
   tune RECIPE [--search ...]         search for good settings: Optuna, or population based training on live runs
@@ -62,6 +64,7 @@ COMMANDS = {
     "pipeline": "train:pipeline",
     "eval": "evaluating:evaluate",
     "record": "commands:record",
+    "data": "data:data",
     "export": "commands:export",
     "trace": "reading:trace",
     "report": "reading:report",
@@ -79,6 +82,7 @@ COMMANDS = {
     "logs": "jobs:logs",
     "attach": "jobs:attach",
     "scale": "jobs:scale",
+    "set": "jobs:set_live",
     "stop": "jobs:stop",
 }
 """Each command: the module of `runnel.cli` and the function in it."""

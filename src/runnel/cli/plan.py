@@ -7,25 +7,35 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from runnel.cli.arguments import make_parser
+from runnel.cli.arguments import flag_names, make_parser
 from runnel.cli.tables import number_table, wide_console
 from runnel.cli.train import parse_recipe
-from runnel.core.config import read_table
+from runnel.core.config import override, read_table
 from runnel.core.errors import ConfigError
 from runnel.graphs.run_config import RunConfig
 from runnel.plan.costs import Costs
-from runnel.plan.measure import measure
-from runnel.plan.model import Prediction, predict
-from runnel.plan.search import Cluster, NodeKind, best_of_each, on_accelerators, placement_of, search, train_flags
+from runnel.plan.model import Placement, Prediction, predict
+from runnel.plan.search import (
+    Cluster,
+    NodeKind,
+    best_of_each,
+    chosen_settings,
+    on_accelerators,
+    placement_of,
+    search,
+    train_flags,
+)
 from runnel.plan.simulate import NetworkConfig
 from runnel.run import registry
+from runnel.run.measure import measure
 from runnel.run.wiring import available_cores
+from runnel.track.files import writing
 
 ABOUT = """Measure what the stages of a recipe cost on this machine, and search the placements of a cluster for the fastest.
 
@@ -34,6 +44,7 @@ The cluster is this machine, or what you describe. Every field of the recipe is 
   runnel plan ppo --env CartPole-v1
   runnel plan appo --env CartPole-v1 --nodes 4 --cores 64 --gpus 1 --network-gbps 100 --gpu-speedup 5
   runnel plan appo --costs costs.json --cluster cluster.toml
+  runnel plan ppo --env CartPole-v1 --apply placement.toml
 """
 
 
@@ -44,29 +55,53 @@ def plan(args: list[str]) -> int:
     config = parse_recipe(recipe, rest, command=f"plan {parsed.recipe}")
     cluster = _cluster(parsed)
     cluster.check()
+    if parsed.apply:
+        _check_target(Path(parsed.apply))
     console = wide_console(stderr=parsed.json)
     costs = _costs(parsed, recipe.name, config, console)
     here = predict(costs, placement_of(config, costs, cores=available_cores()))
     there = on_accelerators(costs, parsed.gpu_speedup) if cluster.gpus else costs
     ranked = search(there, cluster, config.staleness)
-    best = _command(parsed.recipe, rest, train_flags(ranked[0].placement, config))
+    best = ranked[0]
+    flags = train_flags(best.placement, config)
+    if parsed.apply:
+        flags = ["--config", parsed.apply]
+    command = _command(parsed.recipe, _others(rest, chosen_settings(best.placement, config)), flags)
+    if parsed.apply:
+        _apply(best, config, Path(parsed.apply), command)
     if parsed.json:
         found = [dataclasses.asdict(q) for q in ranked[: parsed.top]]
         result = {"costs": dataclasses.asdict(costs), "as_configured": dataclasses.asdict(here), "best": found}
-        json.dump({**result, "command": best}, sys.stdout, indent=1)
+        json.dump({**result, "command": command}, sys.stdout, indent=1)
         print()
         return 0
     show_costs(costs, console)
     _tell(f"as configured, on {available_cores()} cores", here, costs, console)
     _show_search(ranked, parsed.top, costs, cluster, console)
-    console.print("train with: " + shlex.join(best))
+    for text in _notes(best.placement, costs, config):
+        console.print(f"note: {text}")
+    console.print("train with: " + shlex.join(command))
     return 0
 
 
 def _command(recipe: str, given: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """The `runnel train` command: the user's flags, then the flags of the placement that the user did not give."""
-    pairs = zip(flags[::2], flags[1::2], strict=True)
-    return ["runnel", "train", recipe, *given, *(word for flag, value in pairs if flag not in given for word in (flag, value))]
+    """The `runnel train` command: the user's flags, then those flags of the placement that the user did not give."""
+    taken = flag_names(given)
+    return ["runnel", "train", recipe, *given, *_others(flags, taken)]
+
+
+def _others(words: Sequence[str], names: Container[str]) -> list[str]:
+    """Flags with their values, without the flags of these names.
+
+    >>> _others(["--seed", "1", "--track", "csv", "wandb", "--num-envs=2"], {"track"})
+    ['--seed', '1', '--num-envs=2']
+    """
+    kept, keep = list[str](), True
+    for word in words:
+        if word.startswith("--"):
+            keep = not any(name in names for name in flag_names([word]))
+        kept += [word] if keep else []
+    return kept
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,6 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cluster", default="", help="a TOML or JSON file of several kinds of nodes")
     speedup = "how many times faster than here an accelerator infers and updates (1)"
     parser.add_argument("--gpu-speedup", type=float, default=1.0, help=speedup)
+    apply = "write the fastest placement to this new TOML file, for `runnel train RECIPE --config FILE`"
+    parser.add_argument("--apply", default="", metavar="FILE", help=apply)
     parser.add_argument("--top", type=int, default=5, help="placements to show (5)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     return parser
@@ -105,6 +142,47 @@ def _cluster(parsed: argparse.Namespace) -> Cluster:
         gpus = torch.cuda.device_count() if parsed.gpus < 0 and not parsed.nodes else max(parsed.gpus, 0)
         return Cluster((NodeKind(parsed.nodes or 1, parsed.cores or available_cores(), gpus),), network)
     return Cluster.of(read_table(Path(parsed.cluster), "cluster"))
+
+
+# ------------------------------------------------------------------------------------------------------------- applying
+def _check_target(path: Path) -> None:
+    """Before anything is measured: the file can be written, and none is lost by it."""
+    if path.suffix != ".toml":
+        raise ConfigError("apply", str(path), "the settings are written as TOML; use a name that ends in .toml")
+    if path.exists():
+        raise ConfigError("apply", str(path), "exists, and is not overwritten; remove it, or use another name")
+    if not path.parent.is_dir():
+        raise ConfigError("apply", str(path), "there is no such folder; make it first")
+
+
+def _apply(best: Prediction, config: RunConfig, path: Path, command: Sequence[str]) -> None:
+    """Write the settings of a placement, with its predicted rate, as a file that `runnel train --config` reads."""
+    rate = float(f"{best.units_per_s:.4g}")
+    settings = chosen_settings(best.placement, config) | {"placement.predicted_per_s": rate}
+    override(config, settings).check()
+    tables: dict[str, list[str]] = {}
+    for name, value in settings.items():
+        table, _, key = name.rpartition(".")
+        tables.setdefault(table, []).append(f"{key} = {json.dumps(value)}")
+    lines = [f"# The fastest placement that `runnel plan` found for this command (limited by {best.bottleneck}):"]
+    lines.append(f"# {shlex.join(command)}")
+    for table, found in sorted(tables.items()):  # keys of no table come first
+        lines += [*(["", f"[{table}]"] if table else []), *found]
+    with writing(path, "the placement"):
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _notes(p: Placement, costs: Costs, config: RunConfig) -> list[str]:
+    """What a placement changes beside the speed, and what it takes for granted."""
+    notes = list[str]()
+    now = costs.batch_segments * costs.segment_units
+    then = p.batch_segments * (p.rows or costs.rows) * costs.num_steps
+    if not costs.update_ratio and round(now) != round(then):
+        what = f"a batch has {then:,.0f} {costs.unit} and not {now:,.0f}, which changes what is learned"
+        notes.append(f"{what}; give other --num-envs or --num-steps to keep its size")
+    if p.devices and not config.device.startswith("cuda"):
+        notes.append("policy workers and trainers are predicted on accelerators; train with --device cuda")
+    return notes
 
 
 # -------------------------------------------------------------------------------------------------------------- showing

@@ -10,18 +10,20 @@ from runnel.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from runnel.core.bounds import bounded as bounded, scheduled as scheduled
+    from runnel.core.calls.pool import CallOutcome as CallOutcome, CallPool as CallPool, CallSpec as CallSpec
     from runnel.core.config import refuse_unused as refuse_unused, to_data as to_data
     from runnel.core.contracts.evaluation import (
         AgentRoute as AgentRoute,
         EvalResult as EvalResult,
         Evaluation as Evaluation,
         Policy as Policy,
+        SampleRoute as SampleRoute,
     )
     from runnel.core.contracts.inference import Inferencer as Inferencer, Reply as Reply, Request as Request
     from runnel.core.contracts.learning import SingleProcess as SingleProcess
     from runnel.core.contracts.params import ParamSet as ParamSet
     from runnel.core.contracts.samples import Sampler as Sampler
-    from runnel.core.contracts.tasks import Task as Task, TaskSource as TaskSource
+    from runnel.core.contracts.tasks import Curriculum as Curriculum, Task as Task, TaskSource as TaskSource, Turn as Turn
     from runnel.core.errors import (
         CheckpointError as CheckpointError,
         ClusterLost as ClusterLost,
@@ -30,10 +32,12 @@ if TYPE_CHECKING:
         NonFiniteError as NonFiniteError,
         WorkerFailure as WorkerFailure,
     )
+    from runnel.core.live_settings import LiveConfig as LiveConfig
     from runnel.core.records import FieldSpec as FieldSpec, Segment as Segment, StreamSpec as StreamSpec
-    from runnel.core.resuming import OnResume as OnResume, may_change as may_change, stays as stays
+    from runnel.core.resuming import OnResume as OnResume, live as live, may_change as may_change, stays as stays
     from runnel.core.rng import make_rng as make_rng, make_seed as make_seed
-    from runnel.core.spaces import ActionSpec as ActionSpec, ArraySpec as ArraySpec, EnvSpec as EnvSpec
+    from runnel.core.routes import team_routes as team_routes
+    from runnel.core.spaces import ActionSpec as ActionSpec, ArraySpec as ArraySpec, Channels as Channels, EnvSpec as EnvSpec
     from runnel.core.trajectories import trajectory_stream as trajectory_stream
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

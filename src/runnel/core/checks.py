@@ -102,6 +102,8 @@ def check_tensor_env(env: Any, device: torch.device | str) -> None:
         shown = env.observe(when)
         for key, leaf in spec.obs.items():
             _check_array(env, f"observe(state)[{key!r}]", shown.get(key), leaf.shape, leaf.dtype)
+        for name in spec.channels.names:
+            _check_array(env, f"the state's leaf {name!r}", when.get(name), (), torch.float32)
     _check_array(env, "the reward of transition", reward, (), torch.float32)
     _check_array(env, "terminated of transition", terminated, (), torch.bool)
 

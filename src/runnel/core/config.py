@@ -247,7 +247,7 @@ def _coerce(field: str, value: object, hint: object) -> object:
         return tuple(_coerce(f"{field}[{i}]", v, h) for i, (v, h) in enumerate(zip(value, hints, strict=True)))
     if origin in (dict, Mapping) or hint is dict:
         if isinstance(value, Mapping):
-            return dict(value)
+            return {k: _coerce(f"{field}.{k}", v, args[1] if args else Any) for k, v in value.items()}
         raise ConfigError(field, value, "expected a table of names and values")
     if dataclasses.is_dataclass(hint):
         if isinstance(value, typing.cast(type, hint)):

@@ -18,10 +18,18 @@ from runnel.core.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One named array of a segment. A dim is a number, or a name that the stream's `sizes` resolves."""
+    """One named array of a segment. A dim is a number, or a name that the stream's `sizes` resolves.
+
+    Some fields say what belongs to what, so that rows can be cut out with all that is theirs, and joined behind others. The
+    values of an `index_of` field are places along those dims of the same segment (-1: none): `row_owner` of a token row is the
+    number of its trajectory, `final_index` a place in `[T, B]`. Those of a `length_of` field say how many entries of that dim
+    belong to each of its own, one after another: `row_length` the tokens of each row.
+    """
 
     dims: tuple[str | int, ...]
     dtype: torch.dtype = torch.float32
+    index_of: tuple[str, ...] = ()
+    length_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -29,8 +37,9 @@ class StreamSpec:
     """A sample stream: its arrays, its rows, its bound.
 
     `sizes` gives each named dim its size; for a dim in `variable` this is the largest size, and the header has the
-    size that was used. `rows` is the dim that counts rows (the unit of accounting). `capacity` is the number of segments that
-    exist at once: the bound of the stream. `batch_segments` is how many segments make one training batch.
+    size that was used. `rows` is the dim that counts rows (the unit of accounting); other dims may hold what belongs to them
+    (`owners`): a conversation is one row here, and perhaps several rows of tokens to train on. `capacity` is the number of
+    segments that exist at once: the bound of the stream. `batch_segments` is how many segments make one training batch.
 
     Every reader gets every segment. The first of `readers` paces: its version and what it consumed decide what writers may
     start, and it alone sends feedback. A slot is free when all `readers` have released it, so one that stands still holds the
@@ -60,9 +69,24 @@ class StreamSpec:
         return self.sizes[self.rows]
 
     @property
-    def is_ragged(self) -> bool:
-        """Whether its rows are tokens, of different number in each row."""
-        return "row_length" in self.fields
+    def ragged(self) -> str:
+        """The dim of which each row has its own number of entries (tokens); "" if there is none."""
+        return next((f.length_of for f in self.fields.values() if f.length_of), "")
+
+    @cached_property
+    def owners(self) -> dict[str, str]:
+        """The field that says to what the entries of a variable dim belong, by dim; what others belong to comes first."""
+        claims: dict[str, tuple[str, set[str]]] = {}
+        for name, f in self.fields.items():
+            if f.length_of:
+                claims.setdefault(f.length_of, (name, {str(f.dims[0])}))
+            elif f.index_of and (dim := str(f.dims[0])) in self.variable and dim not in f.index_of:
+                claims.setdefault(dim, (name, {d for d in f.index_of if d in (self.rows, *self.variable)}))
+        found, known = dict[str, str](), {self.rows}
+        while due := [dim for dim, (_, of) in claims.items() if dim not in found and of and of <= known]:
+            found |= {dim: claims[dim][0] for dim in due}
+            known |= set(due)
+        return found
 
     @property
     def all_readers(self) -> tuple[str, ...]:
@@ -88,7 +112,7 @@ class StreamSpec:
                 if name not in self.sizes:
                     raise ConfigError(f"{self.name}.{part}", name, "this dim has no size; add it to sizes")
         for name, spec in (*self.fields.items(), *self.feedback.items()):
-            for dim in spec.dims:
+            for dim in (*spec.dims, *spec.index_of, *filter(None, [spec.length_of])):
                 if isinstance(dim, str) and dim not in self.sizes:
                     raise ConfigError(f"{self.name}.{name}", spec.dims, f"dim {dim!r} has no size; add it to sizes")
         if self.rows in self.variable:
@@ -173,6 +197,10 @@ class Segment:
     @property
     def num_rows(self) -> int:
         return self.spec.num_rows
+
+
+SegmentView = Callable[[Segment], Segment]
+"""What a learner sees of a segment in place of what was written."""
 
 
 def trim(spec: StreamSpec, arrays: Batch, used: Mapping[str, int]) -> Batch:

@@ -1,4 +1,4 @@
-"""Which settings may change when a run is resumed.
+"""Which settings may change when a run is resumed, and which of them also while it goes on (`core/live_settings.py`).
 
 Each config class lists its own fields in a table `on_resume`: what a changed value does, or why the field must keep its value.
 A field that no table names must keep its value too. So a new setting cannot be changed in the middle of a run by accident.
@@ -20,6 +20,10 @@ class ResumeRule:
 
     may_change: bool
     text: str
+    live: bool = False
+    """Whether it may also change while the run goes on, between two updates."""
+    switches: bool = True
+    """Whether a live change may switch it on or off (from 0 or None, or to it)."""
 
 
 OnResume = Mapping[str, ResumeRule]
@@ -31,6 +35,11 @@ UNKNOWN = ResumeRule(False, "its config class does not say in `on_resume` that i
 def may_change(*names: str, then: str = NEXT_UPDATE) -> dict[str, ResumeRule]:
     """Fields that may have a new value on resume, and what happens `then`."""
     return dict.fromkeys(names, ResumeRule(True, then))
+
+
+def live(*names: str, then: str = NEXT_UPDATE, switches: bool = True) -> dict[str, ResumeRule]:
+    """Fields that may have a new value on resume, and also while the run goes on (`core/live_settings.py`)."""
+    return dict.fromkeys(names, ResumeRule(True, then, live=True, switches=switches))
 
 
 def stays(*names: str, why: str) -> dict[str, ResumeRule]:

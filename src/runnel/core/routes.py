@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from runnel.core.contracts.evaluation import AgentRoute
+from runnel.core.contracts.evaluation import AgentRoute, SampleRoute
 from runnel.core.errors import ConfigError
 from runnel.core.spaces import EnvSpec, TeamSpec
 
@@ -14,7 +14,10 @@ SHARED = "shared"
 """The policy of all agents where nothing else is said."""
 STORED = "run:"
 """How the name of a policy begins that is a stored run's, and never changes."""
+OPTIONS = ": "
+"""What parts a policy from the options of its route."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+_GRAMMAR = "after a colon come, with commas between them: N steps, burn-in N, or (of a stored policy) deterministic"
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Side:
 def route(routes: Sequence[AgentRoute], agent_id: str) -> AgentRoute:
     """The first route whose pattern matches the whole of `agent_id`.
 
-    >>> routes = [AgentRoute("red_.*", "red", "red"), AgentRoute(".*", "blue", "blue")]
+    >>> routes = [AgentRoute("red_.*", "red"), AgentRoute(".*", "blue")]
     >>> route(routes, "red_0").inference, route(routes, "green").inference
     ('red', 'blue')
     """
@@ -45,32 +48,88 @@ def route(routes: Sequence[AgentRoute], agent_id: str) -> AgentRoute:
     raise ConfigError("routes", patterns, f"no pattern matches agent {agent_id!r}; add one, or end with '.*'")
 
 
+def only_stream(found: AgentRoute) -> str:
+    """The stream of a route, for samplers of one agent: they fill one stream, in segments as long as the stream says."""
+    (first, *more) = found.samples or (SampleRoute(""),)
+    if more or first != SampleRoute(first.stream) or not first.stream:
+        fix = "an environment of one agent writes one stream, whose spec gives the length; several are for teams (team_graph)"
+        raise ConfigError("routes", found.pattern, fix)
+    return first.stream
+
+
 def team_routes(teams: Sequence[str]) -> list[AgentRoute]:
     """The routes that `PATTERN=POLICY` entries describe; without entries, one policy for all agents. Each policy writes a
     stream of its own name. A policy `run:FOLDER@WHICH` is that of a stored run: it acts, and nothing is learned from it.
+    Behind a colon stand the options of a route: the length of its segments and their burn-in, or that it is deterministic.
 
-    >>> [(r.pattern, r.inference, r.samples) for r in team_routes(["red_.*=red", ".*=blue"])]
-    [('red_.*', 'red', 'red'), ('.*', 'blue', 'blue')]
+    >>> [(r.pattern, r.inference, r.samples) for r in team_routes(["red_.*=red", ".*=blue: 32 steps, burn-in 8"])]
+    ... # doctest: +NORMALIZE_WHITESPACE
+    [('red_.*', 'red', (SampleRoute(stream='red', num_steps=0, burn_in=0),)),
+     ('.*', 'blue', (SampleRoute(stream='blue', num_steps=32, burn_in=8),))]
     >>> team_routes([])[0].inference
     'shared'
-    >>> team_routes([".*=run:runs/first@best"])[0]
-    AgentRoute(pattern='.*', inference='first@best', samples='', deterministic=False, stored='run:runs/first@best')
+    >>> team_routes([".*=run:runs/first@best: deterministic"])[0]
+    AgentRoute(pattern='.*', inference='first@best', samples=(), deterministic=True, stored='run:runs/first@best')
     """
-    return [_parse(entry) for entry in teams] or [AgentRoute(".*", SHARED, SHARED)]
+    return [_parse(entry) for entry in teams] or [AgentRoute(".*", SHARED, (SampleRoute(SHARED),))]
 
 
 def _parse(entry: str) -> AgentRoute:
-    pattern, equals, policy = entry.partition("=")
+    pattern, equals, rest = entry.partition("=")
+    policy, colon, text = rest.partition(OPTIONS)
     if not (pattern and equals):
         raise ConfigError("teams", entry, "write PATTERN=POLICY, for example red_.*=red")
+    options = _options(text, entry) if colon else {}
     if policy.startswith(STORED):
-        # without the checksum, which says nothing to a reader; no slash, which would part a name into two
-        name = re.sub(r"\+[0-9a-f]+", "", policy.rstrip("/").rpartition("/")[2].removeprefix(STORED)).replace("#", ".")
-        return AgentRoute(pattern, name, "", stored=policy)
+        if writes := [name for name in ("steps", "burn-in") if name in options]:
+            fix = f"a stored policy writes no segments, so {writes[0]} would mean nothing; leave it out"
+            raise ConfigError("teams", entry, fix)
+        # without query and checksum, which say nothing to a reader; no slash, which would part a name into two
+        name = re.sub(r"\[[^]]*\]|\+[0-9a-f]+", "", policy.removeprefix(STORED)).rstrip("/").rpartition("/")[2]
+        return AgentRoute(pattern, name.replace("#", "."), (), "deterministic" in options, policy)
     if not _NAME.fullmatch(policy):
         fix = "after = comes the name of a policy: a letter, then letters, digits, '_', '-' or '.'"
         raise ConfigError("teams", entry, fix)
-    return AgentRoute(pattern, policy, policy)
+    if "deterministic" in options:
+        fix = "a policy that is trained must try actions, so it draws them; deterministic is for stored policies (run:FOLDER)"
+        raise ConfigError("teams", entry, fix)
+    return AgentRoute(pattern, policy, (SampleRoute(policy, options.get("steps", 0), options.get("burn-in", 0)),))
+
+
+def _options(text: str, entry: str) -> dict[str, int]:
+    """The options of a route by name, with their numbers."""
+    found: dict[str, int] = {}
+    for part in (part.strip() for part in text.split(",")):
+        match = re.fullmatch(r"(?P<number>[1-9]\d*) steps|burn-in (?P<burn>[1-9]\d*)|deterministic", part)
+        if match is None:
+            raise ConfigError("teams", entry, f"{part!r} is not understood; {_GRAMMAR}")
+        name = "steps" if match["number"] else "burn-in" if match["burn"] else part
+        if name in found:
+            raise ConfigError("teams", entry, f"{name} is said twice; say it once")
+        found[name] = int(match["number"] or match["burn"] or 1)
+    return found
+
+
+def with_lengths(routes: Sequence[AgentRoute], num_steps: int) -> list[AgentRoute]:
+    """The routes with the length of every segment, for updates of `num_steps` steps. Refuses lengths that do not fit into each
+    other, so that each stream has a whole number of segments in an update, and all segments begin together.
+
+    >>> [with_lengths([AgentRoute(samples=(SampleRoute("red", n),))], 64)[0].samples[0].num_steps for n in (0, 16)]
+    [64, 16]
+    """
+    settled = [replace(r, samples=tuple(replace(s, num_steps=s.num_steps or num_steps) for s in r.samples)) for r in routes]
+    samples = sorted((s for r in settled for s in r.samples), key=lambda s: s.num_steps)
+    above = [s.num_steps for s in samples[1:]] + [num_steps]
+    for sample, longer in zip(samples, above, strict=False):
+        if longer % sample.num_steps:
+            whose = "num_steps" if longer == num_steps else "those of another route"
+            fix = f"segments of {sample.num_steps} steps do not fit into {longer} ({whose}); use a divisor of it"
+            raise ConfigError("teams", f"{sample.stream}: {sample.num_steps} steps", fix)
+    for sample in samples:
+        if sample.burn_in > sample.num_steps:
+            fix = f"a segment has {sample.num_steps} steps, and burn-in are steps of the one before it; use at most that"
+            raise ConfigError("teams", f"{sample.stream}: burn-in {sample.burn_in}", fix)
+    return settled
 
 
 def sides_of(routes: Sequence[AgentRoute], spec: TeamSpec) -> dict[str, Side]:
@@ -84,6 +143,9 @@ def sides_of(routes: Sequence[AgentRoute], spec: TeamSpec) -> dict[str, Side]:
     for policy in dict.fromkeys(candidate.inference for candidate in routes):
         mine = {agent: r for agent, r in chosen.items() if r.inference == policy}
         sides[policy] = Side(tuple(mine), _common_spec(policy, tuple(mine), spec), _common_route(policy, list(mine.values())))
+    streams = [sample.stream for side in sides.values() for sample in side.route.samples]
+    if twice := [stream for stream in streams if streams.count(stream) > 1]:
+        raise ConfigError("routes", twice[0], "two routes write to this stream; give each a stream of its own")
     if not any(side.trains for side in sides.values()):
         raise ConfigError("routes", ", ".join(sides), "none of these policies is trained; give one of them a sample stream")
     return sides

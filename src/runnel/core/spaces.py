@@ -6,7 +6,7 @@ Plain data, made by `envs` from Gymnasium spaces, so that `nets` and `agents` ne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -123,12 +123,45 @@ def multi_action(parts: Sequence[ActionSpec], leaves: Sequence[ActionLeaf]) -> A
 
 
 @dataclass(frozen=True)
+class Channels:
+    """The numbers that each step has beside its reward: further rewards, and costs, by name.
+
+    >>> Channels(rewards=("forward",), costs=("hazard",)).names
+    ('rewards/forward', 'costs/hazard')
+    """
+
+    rewards: tuple[str, ...] = ()
+    costs: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields of a stream that hold them."""
+        return (*(f"rewards/{name}" for name in self.rewards), *(f"costs/{name}" for name in self.costs))
+
+
+@dataclass(frozen=True)
+class TaskSpace:
+    """The parameters by which an environment is told what to play: numbers between `low` and `high`."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers a task has."""
+        return len(self.low)
+
+
+@dataclass(frozen=True)
 class EnvSpec:
-    """Observations (flat keys `obs` or `obs/name`), the action, and whether an `action_mask` comes with each step."""
+    """Observations (flat keys `obs` or `obs/name`), the action, whether an `action_mask` comes with each step, what each step
+    has beside its reward, and the tasks of an environment that takes some."""
 
     obs: Mapping[str, ArraySpec]
     action: ActionSpec
     has_mask: bool = False
+    channels: Channels = field(default_factory=Channels)
+    tasks: TaskSpace | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from runnel.core.records import FieldSpec, StreamSpec
 from runnel.core.spaces import EnvSpec
 from runnel.core.state import Array
+from runnel.core.trajectories import REWARD
 from runnel.data.store import ReplayConfig as ReplayConfig
 from runnel.data.store import SegmentStore
 
@@ -21,15 +22,17 @@ def replay_stream(
 ) -> StreamSpec:
     """A stream of training batches: `batch_size` transitions a segment, with importance `weight` and `index` for feedback.
 
-    The target of a transition is `rewards/env + discount * V(next_obs)`: `rewards/env` is a discounted sum where the replay
-    adds up several steps, and `discount` is gamma for each of them, or 0 where the episode terminated.
+    The target of a transition is `rewards/env + discount * V(next_obs)`: `rewards/env` (like every other channel) is a
+    discounted sum where the replay adds up several steps, and `discount` is gamma for each of them, or 0 where the episode
+    terminated.
     """
     fields: dict[str, FieldSpec] = {}
     for key, leaf in env.obs.items():
         fields[key] = FieldSpec(("B", *leaf.shape), leaf.dtype)
         fields["next_" + key] = FieldSpec(("B", *leaf.shape), leaf.dtype)
     fields["action"] = FieldSpec(("B", *env.action.shape), env.action.dtype)
-    fields["rewards/env"] = FieldSpec(("B",))
+    for channel in (REWARD, *env.channels.names):
+        fields[channel] = FieldSpec(("B",))
     fields["discount"] = FieldSpec(("B",))
     if env.has_mask:
         fields |= {key: FieldSpec(("B", env.action.mask_size), torch.bool) for key in ("action_mask", "next_action_mask")}
@@ -53,7 +56,7 @@ class ReplayStore(SegmentStore):
 
     def _fill(self, out: dict[str, Array], units: Array) -> dict[str, int]:
         """One gather a field. An observation's entry is its unit, moved on by the last observations of segments before it."""
-        for key in self.drawn:
+        for key in self._drawn:
             self._flat[key].take(units, axis=0, out=out[key], mode="clip")
         entries = units + units // self._segment_steps * self._rows
         following = self._flat["following"].take(units)

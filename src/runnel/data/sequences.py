@@ -62,7 +62,7 @@ class SequenceStore(SegmentStore):
         time = np.arange(self._steps + 1)[:, None] * self._rows + rows
         steps = slots * self._segment_steps + time[:-1]
         entries = (slots * (self._segment_steps + self._rows) + time).reshape(-1)
-        for key in self.drawn:
+        for key in self._drawn:
             self._flat[key].take(steps, axis=0, out=out[key], mode="clip")
         for key in self._states:
             self._flat[key].take(units, axis=0, out=out[key], mode="clip")

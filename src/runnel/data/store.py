@@ -26,6 +26,7 @@ from runnel.core.records import Segment, Slot, StreamSpec
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.core.state import Array, SealedChunk, State
+from runnel.core.trajectories import REWARD
 from runnel.data.leaves import Leaf, PlainLeaf, StackedLeaf, is_stack, leaf_bytes, numpy_dtype
 from runnel.data.memory import Memory
 from runnel.data.priorities import Priorities
@@ -86,7 +87,7 @@ class SegmentStore(ABC):
     """
 
     drawn: ClassVar[tuple[str, ...]]
-    """Arrays `[T, B, ...]` of which a batch has the drawn steps."""
+    """Arrays `[T, B, ...]` of which a batch has the drawn steps, beside the environment's own channels."""
 
     def __init__(
         self,
@@ -100,6 +101,8 @@ class SegmentStore(ABC):
     ) -> None:
         config.check()
         self.config, self.env, self.gamma = config, env, gamma
+        self._channels = (REWARD, *env.channels.names)
+        self._drawn = (*self.drawn, *env.channels.names)
         self._total_steps, self._total_updates = total_steps, total_updates
         self._steps, self._rows = source.sizes["T"], source.num_rows
         self._segment_steps = self._steps * self._rows
@@ -148,7 +151,7 @@ class SegmentStore(ABC):
         grid = (self._steps, self._rows)
         types = {"discount": np.float32, "ended": np.bool_, "last": np.int64, "following": np.int64}
         found = {}
-        for key in (*self.drawn, "following"):
+        for key in (*self._drawn, "following"):
             known = key in types
             found[key] = (grid, np.dtype(types[key])) if known else (source.shape(key), numpy_dtype(source.fields[key].dtype))
         for key, f in source.fields.items():
@@ -256,13 +259,13 @@ class SegmentStore(ABC):
             self._data["following"][slot] = grid
             np.multiply(~arrays["terminated"], np.float32(self.gamma), out=self._data["discount"][slot])
             return
-        names = ("rewards/env", "terminated", "truncated")
-        total, discount, last = (
-            x.numpy()
-            for x in n_step_returns(*(torch.from_numpy(arrays[k]) for k in names), gamma=self.gamma, n=self.config.n_step)
-        )
-        self._data["rewards/env"][slot], self._data["discount"][slot] = total, discount
-        self._keep_last(slot, grid, last)
+        ends = [torch.from_numpy(arrays[k]) for k in ("terminated", "truncated")]
+        for channel in self._channels:
+            steps = torch.from_numpy(arrays[channel])
+            total, discount, last = n_step_returns(steps, *ends, gamma=self.gamma, n=self.config.n_step)
+            self._data[channel][slot] = total.numpy()
+        self._data["discount"][slot] = discount.numpy()
+        self._keep_last(slot, grid, last.numpy())
 
     def _keep_last(self, slot: int, following: Array, last: Array) -> None:
         """Returns of several steps bootstrap from what followed step `last` `[T, B]`."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from runnel.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from runnel.envs.channels import ChannelsConfig as ChannelsConfig
     from runnel.envs.sampler import VecEnvSampler as VecEnvSampler
     from runnel.envs.vector.config import VectorConfig as VectorConfig
 else:

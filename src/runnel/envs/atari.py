@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runnel.core.errors import ConfigError
+from runnel.core.spaces import Channels
 from runnel.core.state import Settings, State
 from runnel.envs.fire import FiringVector
 from runnel.envs.spaces import Info, Obs
@@ -124,9 +125,16 @@ class ArcadeResets(Masked):
 
 
 def arcade_vector(
-    target: str, num_envs: int, *, seed: int, index0: int = 0, threads: int = 0, kwargs: Settings | None = None
+    target: str,
+    num_envs: int,
+    *,
+    seed: int,
+    index0: int = 0,
+    threads: int = 0,
+    kwargs: Settings | None = None,
+    channels: Channels | None = None,
 ) -> GymVector:
     """`num_envs` Atari games, stepped by `threads` threads of ale-py (0: one for each core)."""
     resets = ArcadeResets(make_arcade(target, num_envs, threads=threads, kwargs=kwargs), target, index0)
     stack = {**STANDARD, **(kwargs or {})}["frame_stack"]
-    return GymVector(resets, seed=seed, index0=index0, name=target, has_mask=False, stack=int(stack))
+    return GymVector(resets, seed=seed, index0=index0, name=target, has_mask=False, stack=int(stack), channels=channels)

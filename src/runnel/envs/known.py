@@ -16,6 +16,8 @@ KNOWN = {
     "tensor:CartPole-v1": "CartPole as tensors on any device, thousands at once",
     "tensor:Pendulum-v1": "as tensors; so are Acrobot-v1, MountainCar-v0 and MountainCarContinuous-v0",
     "tensor:FourRooms": "a grid world as tensors: find the goal through four rooms",
+    "tensor:GoalBeyondHazard": "go round a hazard, whose cost is to stay under a limit",
+    "tensor:Ladder": "a ladder as tensors, which is told how high it is (docs/guides/curricula.md)",
     "runnel.envs.toy:Recall": "remember a cue; needs a recurrent network",
     "runnel.envs.toy:TruncationTrap": "constant reward, truncated only: tests bootstrapping",
     "runnel.envs.toy:MaskedBandit": "one decision with action masks",

@@ -8,17 +8,19 @@ import difflib
 import importlib.util
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
 from runnel.core.errors import ConfigError, DataError, RunnelError
 from runnel.core.resolve import is_reference, load_object, own_name
-from runnel.core.spaces import EnvSpec
+from runnel.core.spaces import Channels, EnvSpec
 from runnel.core.state import Array, Settings
 from runnel.core.user_code import called_wrongly, frames, place_of, summary
+from runnel.envs.channels import try_channels
 from runnel.envs.device import TENSOR_ENVS, TensorEnv, TensorVector
 from runnel.envs.known import KNOWN
 from runnel.envs.spaces import Obs, flatten_obs
@@ -27,7 +29,7 @@ from runnel.envs.vector.build import build_vector
 from runnel.envs.vector.choose import STEP_US, Choice, choose
 from runnel.envs.vector.contract import mark_stack
 from runnel.envs.vector.gym_vector import MakeVec
-from runnel.envs.vector.processes import num_cores
+from runnel.envs.vector.host import num_cores
 from runnel.envs.vector.source import EnvSource
 from runnel.envs.wrapped import EnvWrapper, Wrapped, load_wrappers
 
@@ -315,17 +317,21 @@ def _own_of_gymnasium(target: str, num_envs: int, options: Settings) -> gym.vect
         raise ConfigError("vector.backend", "gymnasium", f"the vector of {target} cannot be made: {problem}") from problem
 
 
-def make_source(target: Target, *, kwargs: Settings | None = None, frame_stack: int = 0) -> EnvSource:
-    """The `EnvSource` of `target`: how to make one environment, or many at once."""
+def make_source(
+    target: Target, *, kwargs: Settings | None = None, frame_stack: int = 0, channels: Channels | None = None
+) -> EnvSource:
+    """The `EnvSource` of `target`: how to make one environment, or many at once, with `channels` beside the reward."""
     special = _special(target)
     options = _with_frames(special, dict(kwargs or {}), frame_stack)
 
     def look() -> EnvSpec:
-        return probe_env(target, kwargs=kwargs, frame_stack=frame_stack)
+        return probe_env(target, kwargs=kwargs, frame_stack=frame_stack, channels=channels)
 
+    own = channels or Channels()
     if special in (_POOL, _ATARI):
         kind = "envpool" if special == _POOL else "atari"
-        return EnvSource(str(target), kind, lambda: make_env(target, kwargs=options), look, kwargs=options)  # type: ignore[arg-type]
+        make = partial(make_env, target, kwargs=options)
+        return EnvSource(str(target), kind, make, look, kwargs=options, channels=own)  # type: ignore[arg-type]
     make_vec, only = (None, False) if special else _own_vector(target, options)
     return EnvSource(
         env_name(target),
@@ -336,6 +342,7 @@ def make_source(target: Target, *, kwargs: Settings | None = None, frame_stack: 
         options,
         only,
         _family(target),
+        own,
         check_command(target, kwargs),
     )
 
@@ -363,21 +370,25 @@ def make_vector(
     device: str = "cpu",
     kwargs: Settings | None = None,
     config: VectorConfig | None = None,
+    channels: Channels | None = None,
+    tasks: bool = False,
 ) -> VectorEnv:
-    """`num_envs` environments behind the vector contract.
+    """`num_envs` environments behind the vector contract, which with `tasks` play what they are told (`StepOut.next_task`).
 
     `device` is for a tensor environment. `config` chooses the back end of all others; None: `serial`, or the environment's own
-    vector where that is the only one.
+    vector where that is the only one. `channels` are the further rewards and costs to read from `info`; a tensor environment
+    declares its own in its spec.
     """
     if num_envs < 1:
         raise ConfigError("num_envs", num_envs, "use at least one environment")
     if is_tensor_env(target):
-        return TensorVector(make_tensor_env(target, kwargs=kwargs), num_envs, seed=seed, index0=index0, device=device)
+        env = make_tensor_env(target, kwargs=kwargs)
+        return TensorVector(env, num_envs, seed=seed, index0=index0, device=device, tasks=tasks)
     frames = 0 if config is None else config.frame_stack
-    source = make_source(target, kwargs=kwargs, frame_stack=frames)
+    source = make_source(target, kwargs=kwargs, frame_stack=frames, channels=channels)
     if config is None:
         config = choose(source, num_envs, VectorConfig(), cores=num_cores(), plain=True).config
-    return build_vector(source, num_envs, config, seed=seed, index0=index0)
+    return build_vector(source, num_envs, config, seed=seed, index0=index0, tasks=tasks)
 
 
 def choose_backend(
@@ -401,13 +412,19 @@ def choose_backend(
     return choose(source, num_envs, config, cores=cores or num_cores(), plain=plain)
 
 
-def probe_env(target: Target, *, kwargs: Settings | None = None, frame_stack: int = 0) -> EnvSpec:
-    """The spec of an environment. Makes one, resets it once, and closes it."""
+def probe_env(
+    target: Target, *, kwargs: Settings | None = None, frame_stack: int = 0, channels: Channels | None = None
+) -> EnvSpec:
+    """The spec of an environment. Makes one, resets it once, and closes it; with `channels` it also makes a step, which must
+    give them."""
     if is_tensor_env(target):
         return make_tensor_env(target, kwargs=kwargs).spec
     env = make_env(target, kwargs=kwargs, frame_stack=frame_stack)
     try:
-        return mark_stack(look_at(env, env_name(target), check_command(target, kwargs)), _native_stack(target, env))
+        spec = mark_stack(look_at(env, env_name(target), check_command(target, kwargs)), _native_stack(target, env))
+        if channels is not None and channels.names:
+            try_channels(env, channels, env_name(target))
+        return dataclasses.replace(spec, channels=channels or Channels())
     finally:
         env.close()
 
@@ -419,13 +436,15 @@ def _native_stack(target: Target, env: gym.Env) -> int:
     return int(env.num_frames) if _special(target) == _POOL else 0
 
 
-def obs_flattener(target: Target, *, kwargs: Settings | None = None, frame_stack: int = 0) -> Callable[[Obs], dict[str, Array]]:
-    """The function `flatten_obs` for the observations of `target`."""
+def obs_flattener(
+    target: Target, *, kwargs: Settings | None = None, frame_stack: int = 0, keys: Collection[str] | None = None
+) -> Callable[[Obs], dict[str, Array]]:
+    """The function `flatten_obs` for the observations of `target`, or for those of them in `keys`."""
     if is_tensor_env(target):
         (key,) = probe_env(target, kwargs=kwargs).obs
         return lambda obs: {key: np.asarray(obs, dtype=np.float32)}
     env = make_env(target, kwargs=kwargs, frame_stack=frame_stack)
     try:
-        return flatten_obs(env.observation_space)
+        return flatten_obs(env.observation_space, keys)
     finally:
         env.close()

@@ -15,7 +15,7 @@ import numpy as np
 from runnel.core.errors import DataError
 from runnel.core.state import Array, State
 from runnel.core.worker import progressed
-from runnel.envs.spaces import Action, Obs
+from runnel.envs.spaces import Action, Info, Obs
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -46,11 +46,26 @@ def save_env(part: Stateful | None, actions: Sequence[Array]) -> State:
     return {"actions": np.array(actions)}
 
 
-def load_env(env: gym.Env, state: State, *, actions: Sequence[Action], seed: int, length: int, where: str) -> Obs:
+def reset_to(env: gym.Env, seed: int, task: Array | None) -> tuple[Obs, Info]:
+    """Reset `env`; it plays `task` `[d]` if one is given, else what it likes."""
+    first: tuple[Obs, Info] = env.reset(seed=seed) if task is None else env.reset(seed=seed, options={"task": task.copy()})
+    return first
+
+
+def load_env(
+    env: gym.Env,
+    state: State,
+    *,
+    actions: Sequence[Action],
+    seed: int,
+    length: int,
+    where: str,
+    task: Array | None = None,
+) -> Obs:
     """Restore `env`, by its own `state` or by playing `actions`. Returns the last observation of a replay, else None."""
     from gymnasium.wrappers import TimeLimit
 
-    obs, _ = env.reset(seed=seed)
+    obs, _ = reset_to(env, seed, task)
     progressed()
     part = stateful_part(env)
     if part is not None:

@@ -13,24 +13,45 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import SampleWriter
+from runnel.core.contracts.tasks import TaskSource, Turn
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.records import Batch, Slot
 from runnel.core.rng import make_rng, rng_state, set_rng_state
-from runnel.core.routes import route
+from runnel.core.routes import only_stream, route
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State, WorkerEvent
+from runnel.core.trajectories import TASK_ID, TASK_PARAMS
 from runnel.core.worker import progressed
-from runnel.envs.segments import CarriedReturns, SegmentRequests, SegmentWriter, SlotWriters, check_rows
-from runnel.envs.vector import StepOut, VectorEnv
+from runnel.envs.segments import CarriedSums, SegmentRequests, SegmentWriter, SlotWriters, check_rows, task_returns
+from runnel.envs.vector import Episode, StepOut, VectorEnv
+from runnel.envs.vector.contract import BEGUN
 from runnel.envs.vector.cpu_base import CpuVector
 
 AGENT = "agent"
 _NAP_S, _PATIENCE_S = 5e-5, 1.0
 """Pause between two looks at the environments, and the time after which the one that began first is waited for."""
+
+
+def episode_event(e: Episode) -> WorkerEvent:
+    """A finished episode, as the ledger takes it."""
+    event = {"kind": "episode", "return": e.total, "length": e.length, "env": e.env}
+    return event | {name: dict(found) for name in ("by_policy", "channels") if (found := getattr(e, name))}
+
+
+def give_tasks(out: StepOut, source: TaskSource, sequence: int, history: Mapping[str, Tensor]) -> None:
+    """Write into `out.next_task` what the episodes of each row play that begin in segment number `sequence`."""
+    rows, ahead = out.next_task[TASK_ID].shape
+    turns = (Turn(sequence, attempt, row, history) for row in range(rows) for attempt in range(ahead))
+    chosen = [source.next(turn) for turn in turns]
+    out.next_task[TASK_ID].copy_(torch.tensor([task.id for task in chosen]).view(rows, ahead))
+    params = torch.from_numpy(np.stack([task.data["task"] for task in chosen]))
+    out.next_task[TASK_PARAMS].copy_(params.view(rows, ahead, -1))
+    out.next_task[BEGUN].zero_()
 
 
 class EnvGroup:
@@ -43,9 +64,10 @@ class EnvGroup:
         rng: np.random.Generator,
         *,
         state: Mapping[str, ArraySpec],
-        gamma: float | None,
+        carried: Mapping[str, float],
+        source: TaskSource | None,
     ) -> None:
-        self.vector = vector
+        self.vector, self._source = vector, source
         self.segment: SegmentWriter
         self.is_open = False
         """Whether `segment` is being filled."""
@@ -60,20 +82,25 @@ class EnvGroup:
             k: torch.zeros(vector.num_envs, *leaf.shape, dtype=leaf.dtype, device=device) for k, leaf in state.items()
         }
         self._requests = SegmentRequests(vector.out, noise_size, rng, self._state)
-        self._returns = None if gamma is None else CarriedReturns(vector.num_envs, gamma=gamma, device=device)
+        self._sums = CarriedSums(vector.num_envs, carried, device=device)
+        self._task_returns = task_returns(vector.num_envs, source, device=device)
 
     def open(self, slot: Slot) -> None:
         """Begin a segment in `slot`."""
-        if not self.started:
-            self.vector.reset()
-            self.started = True
+        if self._source is None:
+            self._start()
         self._bind(slot)
         for key, now in self._state.items():
             slot.arrays[key].copy_(now, non_blocking=True)
-        if self._returns is not None:
-            self._returns.begin(slot.arrays)
+        self._sums.begin(slot.arrays)
+        self._task_returns.begin(slot.arrays)
         self.synced = False
         self._requests.draw()
+
+    def _start(self) -> None:
+        if not self.started:
+            self.vector.reset()
+            self.started = True
 
     def _bind(self, slot: Slot) -> None:
         check_rows(slot.spec, self.vector.num_envs)
@@ -89,6 +116,13 @@ class EnvGroup:
         if not self.synced and not client.sync(need):
             self.waits = f"policy version {need}" if need >= 0 else "a first policy version"
             return 0
+        if not self.synced and self._source is not None:
+            history = client.constants(need)
+            if history is None:
+                self.waits = f"the history of tasks of version {max(need, 0)}"
+                return 0
+            give_tasks(self.vector.out, self._source, segment.slot.header.sequence, history)
+            self._start()
         self.synced = True
         act = client.local()
         before, asked = len(segment.versions), 0
@@ -161,8 +195,8 @@ class EnvGroup:
     def finish(self) -> SegmentWriter:
         """Complete the segment, whose steps are all there."""
         self.segment.finish()
-        if self._returns is not None:
-            self._returns.end(self.segment.slot.arrays)
+        self._sums.end(self.segment.slot.arrays)
+        self._task_returns.end(self.segment.slot.arrays)
         return self.segment
 
     def snapshot(self) -> State:
@@ -170,7 +204,8 @@ class EnvGroup:
             self.receive()
         state: State = {"started": self.started, "rng": rng_state(self._requests.rng), "ticket": self.ticket, "segment": None}
         state["state"] = {k: x.clone() for k, x in self._state.items()}
-        state["returns"] = None if self._returns is None else self._returns.now.clone()
+        state["returns"] = self._sums.save()
+        state["task_returns"] = self._task_returns.save()
         if self.started:
             state["vector"] = self.vector.snapshot()
         if self.is_open:
@@ -187,8 +222,8 @@ class EnvGroup:
         set_rng_state(self._requests.rng, state["rng"])
         for key, now in self._state.items():
             now.copy_(torch.as_tensor(state["state"][key]))
-        if self._returns is not None and state.get("returns") is not None:  # older checkpoints have none
-            self._returns.now.copy_(torch.as_tensor(state["returns"]))
+        self._sums.load(state.get("returns"))
+        self._task_returns.load(state.get("task_returns"))
         if self.started:
             self.vector.restore(state["vector"])
         saved = state["segment"]
@@ -204,7 +239,8 @@ class VecEnvSampler:
 
     `noise_size` is the number of uniform numbers a policy needs per decision; they travel with the request (`noise`
     `[B, noise_size]`), drawn from a generator that belongs to the group. `state` names its recurrent state, which travels with
-    requests and replies. `gamma` is the discount of returns that segments carry (`CARRIED`); None where the stream has none.
+    requests and replies. `carried` are the channels whose sums so far segments carry, with their discounts (`CarriedSums`).
+    `source` says what episodes play that begin within a segment, row by row, where the vectors play given tasks.
     """
 
     def __init__(
@@ -216,21 +252,24 @@ class VecEnvSampler:
         seed: int,
         name: str,
         state: Mapping[str, ArraySpec] | None = None,
-        gamma: float | None = None,
+        carried: Mapping[str, float] | None = None,
+        source: TaskSource | None = None,
     ) -> None:
         if not vectors:
             raise ConfigError("num_env_groups", 0, "a sampler needs at least one vector of environments")
-        self._route = route(routes, AGENT)
+        found = route(routes, AGENT)
+        self._inference, self._stream = found.inference, only_stream(found)
         rngs = [make_rng(seed, name, "noise", i) for i in range(len(vectors))]
         self._groups = [
-            EnvGroup(v, noise_size, rng, state=state or {}, gamma=gamma) for v, rng in zip(vectors, rngs, strict=True)
+            EnvGroup(v, noise_size, rng, state=state or {}, carried=carried or {}, source=source)
+            for v, rng in zip(vectors, rngs, strict=True)
         ]
         self._turn = 0
         self._num_steps = 0
         self._events: list[WorkerEvent] = []
 
     def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
-        client, writer = clients[self._route.inference], writers[self._route.samples]
+        client, writer = clients[self._inference], writers[self._stream]
         if any(group.ticket is not None for group in self._groups):
             client.poll()
         work, more = self._round(client, writer)
@@ -306,7 +345,7 @@ class VecEnvSampler:
         group.is_open = False
         self._events.extend(group.vector.faults())
         for e in group.vector.episodes():
-            self._events.append({"kind": "episode", "return": e.total, "length": e.length, "env": e.env})
+            self._events.append(episode_event(e))
 
     def _check_finite(self, group: EnvGroup) -> None:
         bad = group.segment.first_bad()
@@ -340,7 +379,7 @@ class VecEnvSampler:
         self._turn, self._num_steps = state["turn"], state["num_steps"]
         self._events = [dict(e) for e in state["events"]]
         for group, saved in zip(self._groups, state["lanes"], strict=True):
-            group.restore(saved, writers[self._route.samples])
+            group.restore(saved, writers[self._stream])
 
     def close(self) -> None:
         for group in self._groups:

@@ -3,24 +3,26 @@
 `SegmentWriter` writes with tensor copies and never waits for a device; `HostWriter` does the same with numpy views, which
 cost a quarter of a torch call. Views are made once per slot and reused, because a slot's memory never moves.
 
-`CarriedReturns` gives a segment the discounted returns so far of the episodes that go on in it, for learners that scale rewards
-by them. A learner cannot compute them: only a sampler sees every step of each episode in order.
+`CarriedSums` gives a segment the discounted sums so far of the episodes that go on in it: of rewards, for learners that scale
+rewards by them, and of costs, for learners that hold them under a limit. A learner cannot compute them: only a sampler sees
+every step of each episode in order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from runnel.core.contracts.tasks import TaskSource
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.state import State
-from runnel.core.trajectories import ACTIVE, CARRIED
+from runnel.core.trajectories import ACTIVE, BURN_IN, REWARD, TASK_RETURN, carried_field
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut
 from runnel.ops.returns import returns_so_far
@@ -36,6 +38,8 @@ class SegmentWriter:
     def __init__(self, slot: Slot, out: StepOut) -> None:
         self.slot, self.out = slot, out
         self.num_steps, self.num_envs = slot.spec.sizes["T"], slot.spec.sizes["B"]
+        self.burn_in = slot.spec.sizes.get(BURN_IN, 0)
+        """Steps at the beginning that are those of the segment before; who has them writes them (`envs/team/samples.py`)."""
         self.versions: list[int] = []
         self.final_index: list[int] = []
         arrays, fields = slot.arrays, slot.spec.fields
@@ -45,7 +49,8 @@ class SegmentWriter:
             obs.append((arrays[MASK], out.action_mask))
         if out.active is not None:
             obs.append((arrays[ACTIVE], out.active))
-        outcome = [(arrays["rewards/env"], out.reward)]
+        obs += [(arrays[k], x) for k, x in out.task.items()]
+        outcome = [(arrays[REWARD], out.reward), *((arrays[k], x) for k, x in out.channels.items())]
         outcome += [(arrays["terminated"], out.terminated), (arrays["truncated"], out.truncated)]
         self._bind(obs, outcome)
 
@@ -55,7 +60,7 @@ class SegmentWriter:
         self._final = []
         for key, source in self.out.final_obs.items():
             to = self.slot.arrays["final_" + key]
-            self._final.append((to.view(self.num_steps, self.num_envs, *to.shape[1:]).unbind(0), source))
+            self._final.append((to.view(-1, self.num_envs, *to.shape[1:]).unbind(0), source))
 
     @property
     def dense(self) -> bool:
@@ -77,7 +82,7 @@ class SegmentWriter:
 
     def write_reply(self, t: int, rows: Batch, version: int) -> None:
         """Record the policy's reply: the action, and every other field of the stream that is in the reply."""
-        if t == 0:
+        if t == self.burn_in:
             self._check_reply(rows)
         for key, views in self._reply:
             views[t].copy_(rows[key], non_blocking=True)
@@ -114,9 +119,10 @@ class SegmentWriter:
         """Complete the segment: the bootstrap observation, versions, and the index of final observations."""
         self.write_obs(self.num_steps)
         arrays, header = self.slot.arrays, self.slot.header
-        header.version_min, header.version_max = min(self.versions), max(self.versions)
+        made = self.versions[self.burn_in :] if self.burn_in else self.versions
+        header.version_min, header.version_max = min(made), max(made)
         header.used = {"F": self.num_final}
-        if header.version_min == header.version_max:
+        if header.version_min == header.version_max and not self.burn_in:
             arrays["policy_version"].fill_(header.version_min)
         else:
             arrays["policy_version"].copy_(torch.tensor(self.versions))
@@ -145,7 +151,8 @@ class SegmentWriter:
         obs = [(k, arrays[k][: steps + 1]) for k in self.out.obs]
         final = [("final_" + k, arrays["final_" + k][: self.num_final]) for k in self.out.obs]
         reply = [(k, arrays[k][:steps]) for k, _ in self._reply]
-        parts = [*obs, *final, ("rewards/env", arrays["rewards/env"][:steps]), *reply]
+        rewards = [(k, arrays[k][:steps]) for k in (REWARD, *self.out.channels)]
+        parts = [*obs, *final, *rewards, *reply]
         return [(k, x) for k, x in parts if x.is_floating_point()]
 
     def _locate(self, name: str, x: Tensor) -> tuple[str, int, int]:
@@ -185,7 +192,7 @@ class HostWriter(SegmentWriter):
         self._host_reply = [(k, self.slot.arrays[k].numpy()) for k, _ in self._reply]
 
     def write_reply(self, t: int, rows: Batch, version: int) -> None:
-        if t == 0:
+        if t == self.burn_in:
             self._check_reply(rows)
         for key, view in self._host_reply:
             view[t] = rows[key].numpy()
@@ -211,7 +218,7 @@ class HostWriter(SegmentWriter):
 
 
 def _from_reply(key: str) -> bool:
-    return key not in _OURS and not key.startswith("rewards/")
+    return key not in _OURS and not key.startswith(("rewards/", "costs/"))
 
 
 def make_writer(slot: Slot, out: StepOut) -> SegmentWriter:
@@ -277,21 +284,50 @@ class SegmentRequests:
         self._send()
 
 
-class CarriedReturns:
-    """Discounted returns so far of the episodes that the environments of one vector are in; a checkpoint keeps `now` `[B]`."""
+class CarriedSums:
+    """Discounted sums so far of the episodes that the environments of one vector are in, of each channel in `discounts`.
 
-    def __init__(self, num_envs: int, *, gamma: float, device: torch.device) -> None:
-        self.gamma, self.now = gamma, torch.zeros(num_envs, device=device)
+    A checkpoint keeps `now`, by channel `[B]`. `field` says where a segment holds what a channel summed up to before.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        discounts: Mapping[str, float],
+        *,
+        device: torch.device,
+        field: Callable[[str], str] = carried_field,
+    ) -> None:
+        self._channels = [(channel, field(channel), gamma) for channel, gamma in discounts.items()]
+        self.now = {channel: torch.zeros(num_envs, device=device) for channel in discounts}
 
     def begin(self, arrays: Batch) -> None:
-        """Write the returns so far into a segment that begins."""
-        arrays[CARRIED].copy_(self.now, non_blocking=True)
+        """Write the sums so far into a segment that begins."""
+        for channel, field, _ in self._channels:
+            arrays[field].copy_(self.now[channel], non_blocking=True)
 
-    def end(self, arrays: Batch) -> None:
-        """Add the rewards of a segment whose steps are all written."""
-        ended = arrays["terminated"] | arrays["truncated"]
-        returns: Tensor = returns_so_far(arrays["rewards/env"], ended, arrays[CARRIED], gamma=self.gamma)
-        self.now.copy_(returns[-1].masked_fill(ended[-1], 0.0))
+    def end(self, arrays: Batch, *, burn_in: int = 0) -> None:
+        """Add the steps of a segment, which are all written; those of its burn-in are added already."""
+        ended = (arrays["terminated"] | arrays["truncated"])[burn_in:]
+        for channel, field, gamma in self._channels:
+            sums: Tensor = returns_so_far(arrays[channel][burn_in:], ended, arrays[field], gamma=gamma)
+            self.now[channel].copy_(sums[-1].masked_fill(ended[-1], 0.0))
+
+    def save(self) -> State:
+        """`now`, as plain data."""
+        return {channel: now.clone() for channel, now in self.now.items()}
+
+    def load(self, state: State | Tensor | None) -> None:
+        """Undo `save`. Older checkpoints have no sums, or those of the reward alone."""
+        saved = {} if state is None else state if isinstance(state, Mapping) else {REWARD: state}
+        for channel, now in self.now.items():
+            if channel in saved:
+                now.copy_(torch.as_tensor(saved[channel]))
+
+
+def task_returns(num_envs: int, source: TaskSource | None, *, device: torch.device) -> CarriedSums:
+    """Returns so far, without discount, by which tasks are judged; nothing is summed where no task is given."""
+    return CarriedSums(num_envs, {} if source is None else {REWARD: 1.0}, device=device, field=lambda _: TASK_RETURN)
 
 
 def check_rows(spec: StreamSpec, num_envs: int) -> None:

@@ -7,7 +7,7 @@ a nested one and reads masks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -186,9 +186,12 @@ def mask_in_obs(space: gym.Space) -> bool:
     return isinstance(space, spaces.Dict) and MASK in space.spaces
 
 
-def flatten_obs(space: gym.Space) -> Callable[[Obs], dict[str, Array]]:
-    """A function from a raw observation (or a batch of them) to flat arrays by name, with `action_mask` if there is one."""
-    leaves, masked = obs_leaves(space), mask_in_obs(space)
+def flatten_obs(space: gym.Space, keys: Collection[str] | None = None) -> Callable[[Obs], dict[str, Array]]:
+    """A function from a raw observation (or a batch of them) to flat arrays by name, with `action_mask` if there is one.
+
+    With `keys` only those are read; the raw observation may lack the others.
+    """
+    leaves, masked = [leaf for leaf in obs_leaves(space) if keys is None or leaf.key in keys], mask_in_obs(space)
 
     def flatten(obs: Obs) -> dict[str, Array]:
         flat: dict[str, Obs] = {leaf.key: leaf.read(obs) for leaf in leaves}

@@ -93,13 +93,14 @@ class OneOf(gym.Env):  # type: ignore[misc]
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
         super().reset(seed=seed)
         obs, info = self._vec.reset(seed=seed, options=options)
-        return first_row(obs), _plain_info(info)
+        return first_row(obs), plain_info(info)
 
     def step(self, action: Action) -> tuple[Obs, float, bool, bool, Info]:
         actions = batch_of_one(self.action_space, action)
         obs, reward, terminated, truncated, info = self._vec.step(actions)
-        obs = info.pop("final_obs", obs) if terminated[0] or truncated[0] else obs
-        return first_row(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _plain_info(info)
+        if terminated[0] or truncated[0]:  # a vector that resets itself at once shows the next episode, and this one apart
+            obs, info = info.get("final_obs", obs), info.get("final_info", info)
+        return first_row(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), plain_info(info)
 
     def close(self) -> None:
         self._vec.close()
@@ -121,10 +122,11 @@ def batch_of_one(space: gym.Space, action: Action) -> Action:
     return np.asarray(action, dtype=space.dtype)[None]
 
 
-def _plain_info(info: Info) -> Info:
+def plain_info(info: Info) -> Info:
     """The info of row 0 of a vector. A vector's key `_name` marks the rows that have `name`; one environment has no use for
     it."""
-    return {k: x[0] for k, x in info.items() if isinstance(x, np.ndarray) and len(x) and not k.startswith("_")}
+    found = {k: x[0] for k, x in info.items() if isinstance(x, np.ndarray) and len(x) and not k.startswith("_")}
+    return found | {k: plain_info(x) for k, x in info.items() if isinstance(x, dict)}
 
 
 class StackWriter:

@@ -22,6 +22,7 @@ from runnel.core.records import Batch
 from runnel.core.rng import make_rng, make_seed
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import Settings
+from runnel.core.trajectories import REWARD
 from runnel.envs.registry import Target, evaluation_kwargs, make_env
 from runnel.envs.spaces import MASK, Action, Info, Obs
 from runnel.envs.vector import StepOut, VectorEnv
@@ -97,21 +98,26 @@ class EnvEvaluation:
         tally.begin(self._max_steps)
         state = {k: torch.zeros(vector.num_envs, *leaf.shape, dtype=leaf.dtype) for k, leaf in self._state_spec.items()}
         state = {k: x.to(out.reward.device) for k, x in state.items()}
-        age, total = (torch.zeros_like(out.reward, dtype=kind) for kind in (torch.int64, torch.float64))
+        age = torch.zeros_like(out.reward, dtype=torch.int64)
+        sums = {name: torch.zeros_like(out.reward, dtype=torch.float64) for name in (REWARD, *out.channels)}
         clock = 0
         while not tally.settled:
             for _ in range(_DRAIN_EVERY):
                 rng.random(dtype=np.float32, out=noise.numpy())
-                rows = ask(client, _request(out, noise, state))
+                rows = ask(client, request_rows(out, noise, state))
                 vector.step(rows["action"])
                 over = out.terminated | out.truncated
                 state = {k: torch.where(over.view(-1, *[1] * (x.dim() - 1)), 0.0, rows[k]) for k, x in state.items()}
-                age, total, clock = age + 1, total + out.reward, clock + 1
+                age, clock = age + 1, clock + 1
+                for name, x in {REWARD: out.reward, **out.channels}.items():
+                    sums[name] += x
                 if clock >= self._max_steps and bool((late := (age == self._max_steps) & ~over).any()):
                     tally.add(vector)  # first the episodes that ended before this cut: the order of play counts
                     for row in late.nonzero().flatten().tolist():
-                        tally.cut(row, float(total[row]))
-                age, total = age.masked_fill(over, 0), total.masked_fill(over, 0.0)
+                        total, *others = (float(x[row]) for x in sums.values())
+                        tally.cut(row, total, channels=dict(zip(out.channels, others, strict=True)))
+                for now in (age, *sums.values()):
+                    now.masked_fill_(over, 0)
                 if progress is not None:
                     progress(self._episodes - tally.missing, self._episodes)
             tally.add(vector)
@@ -124,7 +130,8 @@ class EnvEvaluation:
             self._vector = None
 
 
-def _request(out: StepOut, noise: Tensor, state: Mapping[str, Tensor]) -> Batch:
+def request_rows(out: StepOut, noise: Tensor, state: Mapping[str, Tensor]) -> Batch:
+    """What a policy is asked about the present observations. `noise` `[B, n]` is used by one that is not greedy."""
     rows = Batch({**out.obs, **state, "noise": noise.clamp_min(_SMALLEST_NOISE).to(out.reward.device)})
     if out.action_mask is not None:
         rows[MASK] = out.action_mask

@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from runnel.core.contracts.evaluation import EvalResult
+from runnel.core.contracts.evaluation import EvalResult, ResultTable
 from runnel.core.errors import DataError
+from runnel.core.trajectories import channel_metric
 from runnel.envs.team.contract import TeamVector
 from runnel.envs.vector import Fault, VectorEnv
+from runnel.eval.statistics import summarise
+
+OF_CHANNELS = "Sums of an episode"
+"""The title of the table of costs and further rewards; low and high are a 95 % interval of the mean."""
 
 
 @dataclass(frozen=True)
 class EpisodeOutcome:
     """The result of an episode. `cut`: at the step limit of the evaluation. `crashed`: it has no return. `by_policy`: the
-    return of each policy of a team."""
+    return of each policy of a team. `channels`: the sums of further rewards and of costs."""
 
     total: float
     length: int
     cut: bool = False
     crashed: bool = False
     by_policy: Mapping[str, float] = field(default_factory=dict)
+    channels: Mapping[str, float] = field(default_factory=dict)
 
 
 class Tally:
@@ -55,26 +61,36 @@ class Tally:
     def add(self, vector: VectorEnv | TeamVector, *, after: Callable[[int], None] | None = None) -> None:
         """Count the episodes that ended or crashed. A cut episode is counted already, so its end is skipped.
 
-        `after` is called with the number of each environment whose episode ended.
+        `after` is called with the number of each environment whose episode ended or crashed.
         """
         for episode in vector.episodes():
             row = episode.env - vector.index0
             if after is not None:
                 after(row)
             if episode.length <= self._max_steps:
-                self._found[row].append(EpisodeOutcome(episode.total, episode.length, by_policy=episode.by_policy))
+                outcome = EpisodeOutcome(episode.total, episode.length, by_policy=episode.by_policy, channels=episode.channels)
+                self._found[row].append(outcome)
             self._stuck.discard(row)
         for fault in vector.faults():
             row = fault["env"] - vector.index0
+            if after is not None:
+                after(row)
             self._faults.append(fault)
             if fault["step"] <= self._max_steps:
                 # at its place in the order of play: later episodes of this environment may be counted already
                 self._found[row].insert(self._before[row] + fault["episode"], EpisodeOutcome(0.0, fault["step"], crashed=True))
             self._stuck.discard(row)
 
-    def cut(self, row: int, total: float, by_policy: Mapping[str, float] | None = None) -> None:
+    def cut(
+        self,
+        row: int,
+        total: float,
+        by_policy: Mapping[str, float] | None = None,
+        channels: Mapping[str, float] | None = None,
+    ) -> None:
         """Count the episode of `row` as cut at the limit with a return of `total`. The environment goes on."""
-        self._found[row].append(EpisodeOutcome(total, self._max_steps, cut=True, by_policy=by_policy or {}))
+        outcome = EpisodeOutcome(total, self._max_steps, cut=True, by_policy=by_policy or {}, channels=channels or {})
+        self._found[row].append(outcome)
         self._stuck.add(row)
 
     def result(self) -> EvalResult:
@@ -90,11 +106,31 @@ def result_of(outcomes: Sequence[EpisodeOutcome], faults: Sequence[Fault] = ()) 
         raise DataError(f"all {len(outcomes)} episodes of an evaluation crashed; the first: {faults[0]['error']}")
     extra = {"length": [float(o.length) for o in whole]}
     extra |= {f"return/{policy}": [o.by_policy[policy] for o in whole] for policy in whole[0].by_policy}
+    extra |= {channel_metric(name): [o.channels[name] for o in whole] for name in whole[0].channels}
+    sums = {name: extra[name] for name in map(channel_metric, whole[0].channels)}
+    if len(whole[0].by_policy) > 1:
+        extra |= {f"win_rate/{policy}": [_won(o.by_policy, policy) for o in whole] for policy in whole[0].by_policy}
     if any(o.cut for o in whole):
         extra["cut"] = [float(o.cut) for o in whole]
     if len(whole) < len(outcomes):
         extra["crashed"] = [float(o.crashed) for o in outcomes]
-    return EvalResult([o.total for o in whole], extra, faults=list(faults))
+    tables = {OF_CHANNELS: _table_of(sums)} if sums else {}
+    return EvalResult([o.total for o in whole], extra, faults=list(faults), tables=tables)
+
+
+def _table_of(sums: Mapping[str, Sequence[float]]) -> ResultTable:
+    rows = []
+    for values in sums.values():
+        s = summarise(values)
+        rows.append([s.mean, s.low, s.high, max(values)])
+    return ResultTable(tuple(sums), ("mean", "low", "high", "most"), rows)
+
+
+def _won(by_policy: Mapping[str, float], policy: str) -> float:
+    """1 for the policy that got more than every other in an episode; those who got most together share it."""
+    most = max(by_policy.values())
+    winners = [name for name, total in by_policy.items() if total == most]
+    return 1.0 / len(winners) if policy in winners else 0.0
 
 
 def incomplete(extra: Mapping[str, Sequence[float]]) -> list[str]:

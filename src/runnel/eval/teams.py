@@ -12,9 +12,11 @@ from runnel.core.contracts.inference import InferenceClient
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.rng import make_rng, make_seed
+from runnel.core.spaces import ArraySpec
 from runnel.envs.spaces import MASK
+from runnel.envs.team.base import team_return
 from runnel.envs.team.contract import TeamVector
-from runnel.envs.team.serial import team_return
+from runnel.envs.vector import StepOut
 from runnel.eval.runner import MAX_STEPS, ask
 from runnel.eval.tally import Tally
 
@@ -23,7 +25,8 @@ class TeamEvaluation:
     """As `EnvEvaluation`, for teams: exactly `episodes` episodes, on seeds that training never uses, new ones every round.
 
     The client serves all policies at once (`nets/team.TeamNet`). A return is the mean over the agents that are trained;
-    `extra["return/red"]` is that of policy `red`.
+    `extra["return/red"]` is that of policy `red`, `extra["win_rate/red"]` says whether it got more than every other (a draw of
+    two counts half).
     """
 
     def __init__(
@@ -33,12 +36,14 @@ class TeamEvaluation:
         episodes: int,
         seed: int,
         noise_sizes: Mapping[str, int],
+        states: Mapping[str, Mapping[str, ArraySpec]] | None = None,
         max_steps: int = MAX_STEPS,
     ) -> None:
         if max_steps < 1:
             raise ConfigError("eval.max_steps", max_steps, "use at least 1")
         self._make, self._episodes, self._seed = make_vector, episodes, seed
         self._noise_sizes, self._max_steps = dict(noise_sizes), max_steps
+        self._states = {policy: dict(state) for policy, state in (states or {}).items()}
         self._vector: TeamVector | None = None
 
     def run(self, clients: Clients, *, round_index: int, progress: Progress | None = None) -> EvalResult:
@@ -64,12 +69,16 @@ class TeamEvaluation:
         progress: Progress | None,
     ) -> None:
         """From a reset, until all episodes are played or every environment that owes some is in one that was cut."""
-        running = RunningReturns(vector)
+        running, memory = RunningReturns(vector), RunningStates(vector, self._states)
         while not tally.settled:
-            rows = ask(client, self._request(vector, rng))
+            request = self._request(vector, rng)
+            request |= memory.now
+            rows = ask(client, request)
+            memory.decided(rows)
             vector.send({policy: rows[f"{policy}/action"] for policy in vector.outs})
             vector.recv()
             running.add()
+            memory.stepped()
             tally.add(vector, after=running.restart)
             for env in running.at(self._max_steps):
                 tally.cut(env, *team_return(vector.sides, running.totals(env)))
@@ -91,6 +100,33 @@ class TeamEvaluation:
         if self._vector is not None:
             self._vector.close()
             self._vector = None
+
+
+class RunningStates:
+    """The recurrent states of all policies, by the names of requests: they change with decisions, and end with episodes."""
+
+    def __init__(self, vector: TeamVector, states: Mapping[str, Mapping[str, ArraySpec]]) -> None:
+        self._vector = vector
+        self.now = Batch()
+        for policy, state in states.items():
+            num_rows = len(vector.outs[policy].reward)
+            self.now |= {f"{policy}/{key}": torch.zeros(num_rows, *leaf.shape) for key, leaf in state.items()}
+
+    def decided(self, rows: Batch) -> None:
+        """Those who decided have the state that the policy answered."""
+        for key, now in self.now.items():
+            active = self._out(key).active
+            assert active is not None
+            self.now[key] = torch.where(active.view(-1, *[1] * (now.dim() - 1)), rows[key], now)
+
+    def stepped(self) -> None:
+        """Those whose episode ended begin with zeros."""
+        for key, now in self.now.items():
+            over = self._out(key).terminated | self._out(key).truncated
+            self.now[key] = now.masked_fill(over.view(-1, *[1] * (now.dim() - 1)), 0.0)
+
+    def _out(self, key: str) -> StepOut:
+        return self._vector.outs[key.partition("/")[0]]
 
 
 class RunningReturns:

@@ -194,10 +194,14 @@ class NoChannel:
 
 
 class ChannelSubscriber:
-    """`ParamSubscriber` on a channel. `poll` never returns an older version unless asked; damaged versions are counted."""
+    """`ParamSubscriber` on a channel. `poll` never returns an older version unless asked; damaged versions are counted.
 
-    def __init__(self, channel: Channel) -> None:
+    Constants travel in a channel of their own, if there is one: samplers read them without the parameters.
+    """
+
+    def __init__(self, channel: Channel, constants: Channel | None = None) -> None:
         self._channel = channel
+        self._beside, self._constants = constants, ParamSet(-1, {})
         self._seen = -1
         self.num_refused = 0
 
@@ -214,6 +218,19 @@ class ChannelSubscriber:
             return found
         params, given = weight_check.split(found.params)
         return replace(found, params=params, weight_check=given)
+
+    def constants(self, version: int = -1) -> Mapping[str, Tensor] | None:
+        """What was published beside exactly `version`, or beside the newest one for -1; None if it is missing or damaged."""
+        if self._beside is None:
+            return {}
+        wanted = version if version >= 0 else self._beside.newest()
+        if wanted != self._constants.version:
+            found = self._beside.get(wanted)
+            if found is None:
+                self.num_refused += int(self._beside.has(wanted))
+                return None
+            self._constants = found
+        return self._constants.params if wanted >= 0 else None
 
     def newest(self) -> int:
         """Newest version published; -1 before any."""

@@ -137,8 +137,9 @@ class SlotTable:
         return self.state.tolist() if self.spec.capacity <= FEW else self.state.astype(np.uint8).tobytes()
 
     def _taken(self, writer: int, states: list[int] | bytes) -> set[int]:
-        """Numbers of the segments that have a slot; if there are many slots, only those of the writer itself."""
-        if isinstance(states, list):
+        """Numbers of the segments that have a slot; if there are many slots and writers take turns, only those of the writer
+        itself, because no other has its numbers."""
+        if isinstance(states, list) or not self.policy.turns:
             return {sequence for sequence, state in zip(self.headers[:, 0].tolist(), states, strict=True) if state != FREE}
         mine = np.flatnonzero(self.headers[:, WRITER] == writer)
         return set(self.headers[mine[self.state[mine] != FREE], 0].tolist())

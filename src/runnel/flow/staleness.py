@@ -13,14 +13,16 @@ from typing import ClassVar, Literal, Protocol
 from runnel.core.bounds import bounded, check_bounds
 from runnel.core.errors import ConfigError
 from runnel.core.records import Header, StreamSpec
-from runnel.core.resuming import OnResume, stays
+from runnel.core.resuming import OnResume, may_change, stays
 
 
 @dataclass(frozen=True)
 class StalenessConfig:
     """How training and collecting overlap."""
 
-    on_resume: ClassVar[OnResume] = stays("mode", "max_lag", "max_concurrent", why="segments in progress were made under it")
+    on_resume: ClassVar[OnResume] = stays(
+        "mode", "max_lag", "max_concurrent", why="segments in progress were made under it"
+    ) | may_change("balance", then="from the start on")
 
     mode: Literal["sync", "one_step", "window"] = "sync"
     """sync: each batch comes from the newest version. one_step: the next batch is made while this one trains. window: fully
@@ -29,6 +31,10 @@ class StalenessConfig:
     """window: the most versions that a trained sample may be behind the learner."""
     max_concurrent: int = bounded(0, at_least=0)
     """Maximum number of segments in progress at once; 0: decided by the mode."""
+    balance: Literal["off", "auto"] = "off"
+    """window: auto starts and stops actors and policy workers while the run goes on, so that neither they nor the trainer wait
+    long; within placement.max_actors and placement.max_policy_workers. Each change is told, and taken back if it slows the
+    run."""
 
     @property
     def lag(self) -> int:
@@ -133,14 +139,11 @@ class LagRule:
         return max(0, self.start + sequence // self.batch - self.lag)
 
     def evict(self, header: Header, version: int) -> bool:
-        return version - header.version_min > self.lag
+        return self.should_abort(header.version_min, version)
 
     def should_abort(self, version_min: int, version: int) -> bool:
         """Whether a running segment is already too old, so that it would be dropped when it finishes."""
         return version - version_min > self.lag
-
-    def is_on_policy(self, header: Header, version: int) -> bool:
-        return header.version_min == version
 
     def required_capacity(self, spec: StreamSpec) -> int:
         return (self.lag + 1) * self.batch

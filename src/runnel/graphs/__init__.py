@@ -12,6 +12,13 @@ if TYPE_CHECKING:
         TrainerSpec as TrainerSpec,
         TransformSpec as TransformSpec,
     )
+    from runnel.graphs.mix import share_of as share_of
+    from runnel.graphs.offline import (
+        DataEnvConfig as DataEnvConfig,
+        ImitationConfig as ImitationConfig,
+        beside_data as beside_data,
+        imitation_graph as imitation_graph,
+    )
     from runnel.graphs.population import population_graph as population_graph
     from runnel.graphs.record_config import RecordConfig as RecordConfig
     from runnel.graphs.team import team_graph as team_graph

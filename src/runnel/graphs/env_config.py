@@ -15,6 +15,8 @@ from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.spaces import EnvSpec
 from runnel.data.leaves import is_stack
 from runnel.data.replay import ReplayConfig
+from runnel.envs.channels import ChannelsConfig
+from runnel.envs.curricula.config import CurriculumConfig
 from runnel.envs.registry import (
     Target,
     choose_backend,
@@ -27,7 +29,7 @@ from runnel.envs.registry import (
 from runnel.envs.vector.build import same_layout
 from runnel.envs.vector.choose import Choice
 from runnel.envs.vector.config import VectorConfig
-from runnel.envs.vector.processes import num_cores
+from runnel.envs.vector.host import num_cores
 from runnel.graphs.run_config import RunConfig
 from runnel.graphs.unused import OF_PRIORITIES, ON_ENVIRONMENTS
 from runnel.graphs.user_objects import resolve_live
@@ -101,7 +103,9 @@ class EnvConfig(RunConfig):
     num_env_groups: int = bounded(1, at_least=1)
     """Number of groups into which an actor's environments are split; while one group waits for the policy, another steps."""
     vector: VectorConfig = field(default_factory=VectorConfig)
+    channels: ChannelsConfig = field(default_factory=ChannelsConfig)
     net: NetConfig = field(default_factory=NetConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     compiled: Mode = "auto"
     """Whether kernels replace the plain code of the update and of acting (docs/evidence/speed.md). auto: if they serve exactly
     this learner, and the run is long enough for compiling them (some 20 seconds once on a machine) to save time: 50,000 steps
@@ -128,14 +132,16 @@ class EnvConfig(RunConfig):
             config=self.vector,
             kwargs=self.env_kwargs,
             cores=cores,
-            plain=self.deterministic,
+            plain=self.deterministic or self.curriculum.kind != "off",
         )
 
     def unused(self) -> dict[str, str]:
         """Settings, or groups of them, that this run would not read, and why."""
-        found = super().unused() | ON_ENVIRONMENTS
+        found = super().unused() | ON_ENVIRONMENTS | self.curriculum.unused()
         if is_tensor_env(self.env):
             found["vector"] = "a tensor environment steps all its copies at once"
+            own = "a tensor environment declares its own (spec.channels)"
+            found |= {"channels.rewards": own, "channels.costs": own}
         if self.wrappers and not self.env.startswith("live:") and (why := why_not_wrapped(self.env)):
             found["wrappers"] = why
         if self.net.core == "none":
@@ -164,6 +170,8 @@ class EnvConfig(RunConfig):
     def unused_on(self, spec: EnvSpec) -> dict[str, str]:
         """Settings that this run would not read on an environment of `spec`, and why."""
         found = {} if any(map(is_image, spec.obs.values())) else {"net.conv": "the environment shows no images"}
+        if "obs" in spec.obs:
+            found["net.critic_only"] = "the observation is one array, not a Dict of parts"
         if not any(leaf.dtype.is_floating_point for leaf in spec.obs.values()):
             why = "observations are not floats; those of bytes are scaled by the network"
             groups = [f.name for f in fields(self) if hasattr(getattr(self, f.name), "normalise_obs")]
@@ -182,9 +190,13 @@ class EnvConfig(RunConfig):
         super().check()
         self.net.check()
         self.vector.check()
+        self.channels.check()
         if self.wrappers and self.vector.backend in ("gymnasium", "envpool"):
             fix = "it steps all copies at once, and none of them in wrappers; use serial, processes or auto"
             raise ConfigError("vector.backend", self.vector.backend, fix)
+        if self.curriculum.kind == "plr" and self.placement.trainers > 1:
+            fix = "plr scores tasks by what one learner makes of the whole batch; use 1, or another kind of curriculum"
+            raise ConfigError("placement.trainers", self.placement.trainers, fix)
         if self.num_envs % self.num_env_groups:
             raise ConfigError("num_env_groups", self.num_env_groups, f"use a divisor of num_envs ({self.num_envs})")
         if self.compiled == "on" and self.device == "cpu" and not has_numba():
@@ -241,6 +253,7 @@ class ReplayEnvConfig(EnvConfig):
             **({} if self.replay.prioritised else OF_PRIORITIES),
             "staleness.max_concurrent": "update_ratio paces actors and learner",
             "net.shared": "actor and critics have layers of their own",
+            "curriculum": "the trainer sees drawn batches, not the episodes in their order; on-policy recipes have curricula",
             **({} if self.recurrent else {"net.core": why, "net.core_size": why}),
         }
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from runnel.core.config import refuse_unused
-from runnel.core.contracts.evaluation import AgentRoute, Policy
+from runnel.core.contracts.evaluation import AgentRoute, Policy, SampleRoute
 from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.samples import Sampler
+from runnel.core.contracts.tasks import Curriculum, TaskSource
+from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
-from runnel.core.state import Array, Settings
+from runnel.core.state import Settings
+from runnel.data.dataset import Source
+from runnel.envs.curricula.config import CurriculumConfig
 from runnel.envs.device import TensorVector
 from runnel.envs.device.sampler import DeviceSampler
 from runnel.envs.registry import (
@@ -25,16 +31,16 @@ from runnel.envs.registry import (
 )
 from runnel.envs.render import RenderedEnv, check_renders
 from runnel.envs.sampler import VecEnvSampler
-from runnel.envs.spaces import Obs
 from runnel.envs.vector import VectorEnv
 from runnel.envs.vector.config import VectorConfig
+from runnel.eval.episodes import EpisodePlayer
 from runnel.eval.recording import VideoRecorder
 from runnel.eval.runner import EnvEvaluation
 from runnel.graphs.env_config import EnvConfig, wrapped_target
-from runnel.graphs.experiment import ActorSpec, EvaluationSpec
+from runnel.graphs.experiment import ActorSpec, EvaluationSpec, PlayConfig
 from runnel.graphs.run_config import RunConfig
 from runnel.kernels.select import Accelerator
-from runnel.nets.inferencer import AgentNet, TorchInferencer
+from runnel.nets.inferencer import Acts, AgentNet, TorchInferencer
 from runnel.nets.policy import EnvPolicy
 from runnel.track.media import VideoWriter, check_encoder
 
@@ -57,12 +63,16 @@ class EnvTask:
         if wrappers is None:
             wrappers = config.wrappers if isinstance(config, EnvConfig) else ()
         self._target, self._config, self._kwargs = wrapped_target(env, wrappers), config, dict(kwargs or {})
+        self._env, self._wrappers = env, tuple(wrappers)
         self.name = env_name(self._target)
         self._vector = config.vector if isinstance(config, EnvConfig) else VectorConfig()
         if self._vector.backend == "auto":
             self._vector = self._choose(config)
-        self.spec = probe_env(self._target, kwargs=self._kwargs, frame_stack=self._vector.frame_stack)
+        self._channels = config.channels.declared if isinstance(config, EnvConfig) else None
+        frames = self._vector.frame_stack
+        self.spec = probe_env(self._target, kwargs=self._kwargs, frame_stack=frames, channels=self._channels)
         if isinstance(config, EnvConfig):
+            config.channels.check_weights(self.spec.channels)
             refuse_unused(config, config.unused_on(self.spec))
 
     def _choose(self, config: RunConfig) -> VectorConfig:
@@ -71,17 +81,37 @@ class EnvTask:
             return config.choose_backend().config
         return choose_backend(self._target, 1, kwargs=self._kwargs, plain=True).config
 
-    def vector(self, num_envs: int, *, seed: int, index0: int = 0, evaluation: bool = False, device: str = "") -> VectorEnv:
+    def vector(
+        self,
+        num_envs: int,
+        *,
+        seed: int,
+        index0: int = 0,
+        evaluation: bool = False,
+        device: str = "",
+        tasks: bool = False,
+    ) -> VectorEnv:
         """`num_envs` of the environment; `index0` is the number of the first among all of the run.
 
-        For `evaluation` they are in this process, and without what only helps training (clipped rewards).
+        For `evaluation` they are in this process, and without what only helps training (clipped rewards). With `tasks` they
+        play what they are told.
         """
         device, kwargs, vector = device or self._config.device, self._kwargs, self._vector
         if evaluation:
             kwargs = evaluation_kwargs(self._target, kwargs)
             if vector.backend == "processes":
                 vector = replace(vector, backend="serial", num_workers=0, step_timeout_s=0.0)
-        return make_vector(self._target, num_envs, seed=seed, index0=index0, device=device, kwargs=kwargs, config=vector)
+        return make_vector(
+            self._target,
+            num_envs,
+            seed=seed,
+            index0=index0,
+            device=device,
+            kwargs=kwargs,
+            config=vector,
+            channels=self._channels,
+            tasks=tasks,
+        )
 
     @property
     def most_eval_envs(self) -> int:
@@ -96,31 +126,42 @@ class EnvTask:
         noise_size: int,
         num_env_groups: int = 1,
         state: Mapping[str, ArraySpec] | None = None,
-        gamma: float | None = None,
+        carried: Mapping[str, float] | None = None,
         stream: str = "trajectories",
         device: str = "",
+        tasks: Callable[[], TaskSource] | None = None,
     ) -> tuple[ActorSpec, ...]:
         """The actors of the run, all writing `stream`. Each has environments of its own, in `num_env_groups` groups; those
-        of tensors are on `device` (default: the run's). `gamma` is the discount of the returns that segments carry, if any."""
+        of tensors are on `device` (default: the run's). `carried` are the channels whose sums segments carry, with their
+        discounts. `tasks` makes what says which tasks they play, if they are told."""
         width = num_envs // num_env_groups
 
         def maker(index: int) -> Callable[[int], Sampler]:
             def make(incarnation: int) -> Sampler:
                 seed, name = make_seed(self._config.seed, "actor", incarnation), f"actor-{index}"
-                routes, own = [AgentRoute(samples=stream)], make_seed(seed, index)
+                routes, own = [AgentRoute(samples=(SampleRoute(stream),))], make_seed(seed, index)
                 starts = [index * num_envs + i * width for i in range(num_env_groups)]
-                vectors = [self.vector(width, seed=seed, index0=start, device=device) for start in starts]
+                told = tasks is not None
+                vectors = [self.vector(width, seed=seed, index0=start, device=device, tasks=told) for start in starts]
+                source = None if tasks is None else tasks()
+                more: dict[str, Any] = {"state": state, "carried": carried, "source": source}
                 if num_env_groups == 1 and isinstance(vectors[0], TensorVector):
-                    return DeviceSampler(
-                        vectors[0], routes=routes, noise_size=noise_size, seed=own, name=name, state=state, gamma=gamma
-                    )
-                return VecEnvSampler(
-                    vectors, routes=routes, noise_size=noise_size, seed=own, name=name, state=state, gamma=gamma
-                )
+                    return DeviceSampler(vectors[0], routes=routes, noise_size=noise_size, seed=own, name=name, **more)
+                return VecEnvSampler(vectors, routes=routes, noise_size=noise_size, seed=own, name=name, **more)
 
             return make
 
         return tuple(ActorSpec(f"actor-{i}", maker(i), writes=(stream,)) for i in range(self._config.most_actors))
+
+    def curriculum(self, config: CurriculumConfig) -> tuple[Callable[[], TaskSource], Callable[[], Curriculum]] | None:
+        """What makes the source of tasks for actors and their history for the trainer; None where the environment chooses."""
+        if config.kind == "off":
+            return None
+        space, seed = self.spec.tasks, make_seed(self._config.seed, "curriculum")
+        if space is None:
+            fix = f"{self.name} declares no task_space, so nothing can be told to it; give it one, or use off"
+            raise ConfigError("curriculum.kind", config.kind, fix)
+        return partial(config.source, space, seed), partial(config.history, space, seed)
 
     def evaluation(self, make_net: Callable[[], AgentNet]) -> EvaluationSpec | None:
         """Greedy episodes beside training, as `config.eval` says; None where it says none."""
@@ -141,14 +182,29 @@ class EnvTask:
             inferencer=lambda: TorchInferencer(make_net(), greedy=True, device=self._config.device),
             recorder=lambda: self.recorder(make_net),
             check_recorder=self.check_recorder,
+            player=lambda plan: (self.player(make_net, plan), self.spec, self.source),
         )
+
+    @property
+    def source(self) -> Source:
+        """The environment as a data set names it."""
+        return Source(self._env, self._kwargs, self._wrappers)
+
+    def player(self, make_net: Callable[[], AgentNet], plan: PlayConfig) -> EpisodePlayer:
+        """Plays whole episodes with the rewards of training, as `plan` says."""
+        net, seed = make_net(), make_seed(self._config.seed, "data", plan.seed)
+
+        def vector() -> VectorEnv:
+            return self.vector(min(plan.episodes, self.most_eval_envs), seed=seed, index0=0)
+
+        return EpisodePlayer(vector, plan.episodes, seed, net.noise_size, net.state_spec, plan.max_steps)
 
     def recorder(self, make_net: Callable[[], AgentNet]) -> VideoRecorder:
         """Plays episodes to be looked at, as `config.record` says."""
         c, frames = self._config.record, self._vector.frame_stack
         return VideoRecorder(
             make=lambda: RenderedEnv(self._target, kwargs=self._kwargs, frame_stack=frames),
-            policy=lambda net: EnvPolicy(net, self.spec, flatten=self._flattener()),
+            policy=lambda net: self._acting(net),
             state=lambda: make_net().state_spec,
             video=VideoWriter,
             episodes=c.videos,
@@ -164,16 +220,15 @@ class EnvTask:
         frames = self._vector.frame_stack
         check_renders(self._target, kwargs=self._kwargs, frame_stack=frames, field="record.videos", value=videos)
 
-    def _flattener(self) -> Callable[[Obs], dict[str, Array]]:
-        return obs_flattener(self._target, kwargs=self._kwargs, frame_stack=self._vector.frame_stack)
+    def _acting(self, net: Acts, *, acts: Acts | None = None, seed: int = 0) -> EnvPolicy:
+        """`net` as a policy of raw observations: of those parts that it reads (a critic may read more)."""
+        spec = replace(self.spec, obs=getattr(net, "policy_obs", self.spec.obs))  # a user's own network reads all
+        frames, keys = self._vector.frame_stack, spec.obs.keys()
+        flatten = obs_flattener(self._target, kwargs=self._kwargs, frame_stack=frames, keys=keys)
+        return EnvPolicy(net, spec, acts=acts, flatten=flatten, seed=seed)
 
     def policy(self, make_net: Callable[[], AgentNet]) -> tuple[Policy, Inferencer]:
         """What `rl.load` gives back."""
         inferencer = TorchInferencer(make_net())
-        return EnvPolicy(
-            inferencer.net,
-            self.spec,
-            acts=Accelerator().acts(inferencer.net),
-            flatten=self._flattener(),
-            seed=self._config.seed,
-        ), inferencer
+        acts = Accelerator().acts(inferencer.net)
+        return self._acting(inferencer.net, acts=acts, seed=self._config.seed), inferencer

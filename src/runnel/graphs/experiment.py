@@ -15,9 +15,13 @@ from runnel.core.contracts.evaluation import EpisodeRecorder, Evaluation, Policy
 from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.learning import Collective, Learner
 from runnel.core.contracts.samples import Sampler, Transform
+from runnel.core.contracts.tasks import Curriculum
 from runnel.core.errors import ConfigError
-from runnel.core.records import StreamSpec
+from runnel.core.records import SegmentView, StreamSpec
 from runnel.core.sharding.batch_split import check_shares
+from runnel.core.spaces import EnvSpec
+from runnel.data.dataset import Source
+from runnel.eval.episodes import EpisodePlayer
 from runnel.flow.staleness import AdmissionRule, check_capacity
 from runnel.flow.workers.trainer import Budget, Phase
 from runnel.graphs.run_config import RunConfig
@@ -25,6 +29,8 @@ from runnel.kernels.select import Accelerator
 
 PARAMS = "policy"
 """The parameter channel of the leading learner's versions, unless its trainer names another."""
+TASKS = "tasks"
+"""The channel in which the history of tasks travels, beside the leading learner's versions."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +96,22 @@ class TrainerSpec:
     """Channels of other trainers that its learner loads before an update (`LoadsParams`)."""
     token_streams: tuple[str, ...] = ()
     """Streams whose segments count as tokens, not environment steps."""
+    view: SegmentView | None = None
+    """What its learner sees of each segment, if not the segment as it was written: a reward of several channels."""
 
     @property
     def reads(self) -> list[str]:
         """The streams that make its batches."""
         return sorted({name for phase in self.phases for name in phase.segments})
+
+
+@dataclass(frozen=True)
+class PlayConfig:
+    """How episodes of a data set are played: how many, under which seed, and after how many steps one is cut."""
+
+    episodes: int
+    seed: int
+    max_steps: int
 
 
 @dataclass(frozen=True)
@@ -109,6 +126,8 @@ class EvaluationSpec:
     """Records episodes beside it; made only where `config.record` asks for that."""
     check_recorder: Callable[[], None] | None = None
     """Raises a `ConfigError` where episodes cannot be recorded; tried once, before a run starts."""
+    player: Callable[[PlayConfig], tuple[EpisodePlayer, EnvSpec, Source]] | None = None
+    """Plays episodes for a data set (`runnel data record`) in the environment of training, and says which that is."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +157,15 @@ class Experiment:
     """For `rl.load`: what acts, and the inferencer inside it that takes the parameters."""
     evaluation: EvaluationSpec | None = None
     transforms: tuple[TransformSpec, ...] = ()
+    curriculum: Callable[[], Curriculum] | None = None
+    """What the leading trainer learns of tasks, for sources that use its history; None: there is none to keep."""
     export: Callable[[Mapping[str, Tensor], Path], None] | None = None
     """Writes parameters as a folder that other programs load; the run's own is made when it ends."""
     look: Callable[[], list[str]] = list
     """Called once, before a run is made, to look at what takes a while (demonstrations): raises for what cannot work, and
     returns what to tell."""
+    check_here: Callable[[], None] | None = None
+    """Called before a run starts or goes on: raises a `ConfigError` where something that it reads (a data set) is not there."""
     disk: Callable[[], DiskNeed] | None = None
     """Bytes that the run will write; compared with the free disk space before it starts."""
     own_params: tuple[str, ...] = ()
@@ -210,6 +233,8 @@ class Experiment:
         if channel == self.leader.channel:
             others = {*self.trainer_names(), *self._loads_others(), *(t.name for t in self.transforms if not t.asks)}
             return [w for w in self.worker_names() if w not in others]
+        if channel == TASKS:
+            return [a.name for a in self.actors]
         serving = [w for w, loaded in self._loads_others().items() if loaded == channel]
         serving += [name for t in self.trainers if channel in t.loads for name in self.ranks_of(t)]
         asks = self.evaluation is not None and channel in [loaded for _, loaded in self.evaluation.others.values()]
@@ -221,14 +246,16 @@ class Experiment:
 
     @property
     def channels(self) -> list[str]:
-        """Parameter channels: the versions of the trainers, then copies that learners freeze."""
-        return list(dict.fromkeys([*(t.channel for t in self.trainers), *(s.params for s in self.inference if s.params)]))
+        """Parameter channels: the versions of the trainers, the history of tasks, then copies that learners freeze."""
+        history = [TASKS] if self.curriculum is not None else []
+        versions, copies = [t.channel for t in self.trainers], [s.params for s in self.inference if s.params]
+        return list(dict.fromkeys([*versions, *history, *copies]))
 
     @property
     def frozen_channels(self) -> list[str]:
         """The channels of copies that the leading learner freezes."""
         trained = {t.channel for t in self.trainers}
-        return [channel for channel in self.channels if channel not in trained]
+        return [channel for channel in self.channels if channel not in trained | {TASKS}]
 
     def reader_of(self, stream: str) -> str:
         """The worker that reads `stream` and paces its writers."""

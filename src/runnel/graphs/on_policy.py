@@ -6,14 +6,15 @@ A recipe brings a task, a network and a learner; which workers there are and how
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
 from runnel.core.config import refuse_unused
 from runnel.core.contracts.learning import Collective, Learner, SingleProcess
+from runnel.core.errors import ConfigError
 from runnel.core.spaces import ArraySpec, EnvSpec
-from runnel.core.trajectories import trajectory_stream
+from runnel.core.trajectories import REWARD, trajectory_stream, weighted_reward
 from runnel.envs.vector.memory import check_memory
 from runnel.flow.workers.trainer import Phase
 from runnel.graphs.env_config import EnvConfig
@@ -30,21 +31,30 @@ def on_policy_graph(
     learner: Callable[[Collective], Learner],
     batch_segments: int | None = None,
     return_gamma: float | None = None,
+    carried_costs: Collection[str] = (),
+    scores_levels: bool = False,
 ) -> Experiment:
     """Actors play and write `trajectories`; an update takes `batch_segments` of them (default: one round of all).
 
     A learner that scales rewards by their discounted return (`normalise_reward`) needs that return from one segment to the
-    next: give its discount as `return_gamma`.
+    next: give its discount as `return_gamma`. `carried_costs` are costs whose sums of episodes it needs in the same way.
+    `scores_levels`: its batches have `value` and `return` of every step, by which prioritised level replay scores tasks.
     """
+    if c.curriculum.kind == "plr" and not scores_levels:
+        fix = "this recipe's learner does not tell how far its critic erred; use alp_gmm or uniform, or the recipe ppo"
+        raise ConfigError("curriculum.kind", c.curriculum.kind, fix)
     batch = batch_segments or c.batch_segments
     policy = c.lag_rule(batch, batch_steps=batch * c.num_envs // c.num_env_groups * c.num_steps)
-    net = network()
+    net, curriculum = network(), task.curriculum(c.curriculum)
+    discounts = {} if return_gamma is None else dict.fromkeys(c.channels.learned or (REWARD,), return_gamma)
+    discounts |= {f"costs/{name}": 1.0 for name in carried_costs}
     stream = trajectory_stream(
         task.spec,
         num_steps=c.num_steps,
         num_envs=c.num_envs // c.num_env_groups,
         state=net.state_spec,
-        carried_return=return_gamma is not None,
+        carried=discounts,
+        tasks=curriculum is not None,
         batch_segments=batch,
         capacity=max(batch * (policy.lag + 1), c.batch_segments),
         num_writers=c.most_actors,
@@ -61,11 +71,13 @@ def on_policy_graph(
             num_env_groups=c.num_env_groups,
             noise_size=net.noise_size,
             state=net.state_spec,
-            gamma=return_gamma,
+            carried=discounts,
+            tasks=None if curriculum is None else curriculum[0],
         ),
         inference=(env_inference(c, task, net, network),),
-        trainers=(TrainerSpec(learner, (Phase({"trajectories": batch}),)),),
+        trainers=(TrainerSpec(learner, (Phase({"trajectories": batch}),), view=weighted_reward(c.channels.learned)),),
         evaluation=task.evaluation(network),
+        curriculum=None if curriculum is None else curriculum[1],
         policy=lambda: task.policy(network),
         accelerator=c.accelerator,
     )

@@ -38,6 +38,9 @@ def population_graph(
         raise ConfigError("placement.trainers", c.placement.trainers, "the members of a population learn in one trainer; use 1")
     if c.placement.policy_workers:
         raise ConfigError("placement.policy_workers", c.placement.policy_workers, "a population acts beside its actor; use 0")
+    if c.curriculum.kind != "off":
+        fix = "members learn apart, so they would need a history each; use off"
+        raise ConfigError("curriculum.kind", c.curriculum.kind, fix)
     if c.net.core != "none":
         raise ConfigError("net.core", c.net.core, "a population has no recurrent members; use none")
     wide = replace(c, num_envs=members * c.num_envs)

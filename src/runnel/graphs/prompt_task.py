@@ -13,6 +13,7 @@ from torch import Tensor
 from runnel.core.contracts.evaluation import Policy
 from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.learning import Collective
+from runnel.core.contracts.tasks import Curriculum, TaskSource
 from runnel.core.records import StreamSpec
 from runnel.core.rng import make_seed
 from runnel.graphs.experiment import PARAMS, ActorSpec, DiskNeed, EvaluationSpec, InferenceStream
@@ -26,10 +27,11 @@ from runnel.llm.engines.choose import EngineConfig, make_engine
 from runnel.llm.engines.requests import Engine, SamplingConfig
 from runnel.llm.evaluation import TextEvaluation
 from runnel.llm.export import save_policy
-from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.learning.learner import DEMOS, TokenLearner, TokenLearnerConfig
 from runnel.llm.learning.recording import GroupRecorder
 from runnel.llm.learning.reference import REFERENCE, ReferenceEngine, ReferencePlan, message_bytes
 from runnel.llm.learning.sharded import learner_class
+from runnel.llm.learning.task_history import DifficultyHistory, JoinedHistory, SourceHistory
 from runnel.llm.model.architecture import model_config
 from runnel.llm.model.causal_lm import ModelConfig, build_model, count_parameters, shared_copy
 from runnel.llm.model.lora import LoraConfig, check_adapters
@@ -41,7 +43,8 @@ from runnel.llm.rewards.scorers import check_scorer
 from runnel.llm.sampling.demos import DemoSampler
 from runnel.llm.sampling.groups import demo_stream, rollout_stream
 from runnel.llm.sampling.sampler import PromptSampler
-from runnel.llm.tasks import DataConfig, DifficultyConfig, DifficultySource, TextTask, make_task
+from runnel.llm.tasks import DataConfig, DifficultyConfig, DifficultySource, Example, SourcesConfig, make_task
+from runnel.llm.tasks.sources import MixedSource, join_tasks, named_tasks
 from runnel.llm.tokenize import Tokenizer, make_tokenizer, messages_of
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -52,7 +55,7 @@ class PromptTask:
     """`task` (a name, data, or `file.py:make_task`) for `model` (a folder, a hub id or smollm2; empty starts a new one of the
     sizes in `lm`). Evaluations and the policy end completions behind the texts `stop`, as the sampling of actors does. With
     `lora` (of rank above 0) the learner trains adapters: all who work with the model in one process read the weights beside
-    them in one place."""
+    them in one place. With `tasks` (NAME=TASK) it has several sources of prompts, in place of `task`."""
 
     def __init__(
         self,
@@ -66,9 +69,15 @@ class PromptTask:
         data: DataConfig | None = None,
         stop: Sequence[str] = (),
         lora: LoraConfig | None = None,
+        tasks: Sequence[str] = (),
     ) -> None:
         data, folder = data or DataConfig(), model_folder(model)
-        self.task: TextTask = make_task(resolve_live(task, "task"), data)
+        self.sources: dict[str, Sequence[Example]] = {}
+        """With `tasks`, the train examples of each source."""
+        if tasks:
+            self.task, self.sources = join_tasks({name: make_task(one, data) for name, one in named_tasks(tasks).items()})
+        else:
+            self.task = make_task(resolve_live(task, "task"), data)
         self.measured = self.task
         """What evaluations judge by."""
         self.tokenizer: Tokenizer = make_tokenizer(folder, plain=data.plain)
@@ -195,13 +204,12 @@ class PromptTask:
         every = self._config.record.group_every(self._config.total_updates)
         if not every:
             return None
-        examples = self.task.train
         return GroupRecorder(
             self.tokenizer,
             every=every,
             channels=channels or {},
             pass_reward=self._config.eval.pass_reward,
-            example=lambda number: examples[number],
+            example=self.task.find,
             source=self.task.name,
         )
 
@@ -224,12 +232,19 @@ class PromptTask:
         num_workers = c.placement.reference_workers
         return InferenceStream(make, REFERENCE, num_workers, depth=depth, max_bytes=max_bytes, params=REFERENCE)
 
-    def demos(self, *, rows: int, lag: int) -> StreamSpec:
-        """The stream of demonstrations: one segment is one batch of `rows`."""
-        return demo_stream(rows=rows, max_length=self.sizes.demo, capacity=lag + 1)
+    def demos(self, *, rows: int, lag: int, name: str = DEMOS) -> StreamSpec:
+        """A stream of demonstrations: one segment has the `rows` of a batch."""
+        return replace(demo_stream(rows=rows, max_length=self.sizes.demo, capacity=lag + 1), name=name)
 
     def rollouts(
-        self, *, group_size: int, num_prompts: int, lag: int, truncates: bool = False, reference: bool = False
+        self,
+        *,
+        group_size: int,
+        num_prompts: int,
+        lag: int,
+        truncates: bool = False,
+        reference: bool = False,
+        num_replaced: int = 0,
     ) -> StreamSpec:
         """The stream of groups: `num_prompts` segments make a batch."""
         return rollout_stream(
@@ -240,19 +255,20 @@ class PromptTask:
             token_rewards=self.task.token_channels,
             sampling_logprob=truncates,
             reference_logprob=reference,
+            num_replaced=num_replaced,
             groups_per_batch=num_prompts,
             capacity=num_prompts * (lag + 1),
             num_writers=self._config.most_actors,
         )
 
-    def demo_actor(self) -> ActorSpec:
+    def demo_actor(self, stream: str = DEMOS) -> ActorSpec:
         """An actor without inference: it reads demonstrations."""
 
         def make(incarnation: int) -> DemoSampler:
-            seed = make_seed(self._config.seed, "demos", incarnation)
-            return DemoSampler(self.task, self.tokenizer, seed=seed, max_length=self.context)
+            seed = make_seed(self._config.seed, stream, incarnation)
+            return DemoSampler(self.task, self.tokenizer, seed=seed, max_length=self.context, stream=stream)
 
-        return ActorSpec("demos-0", make, writes=("demos",), asks=())
+        return ActorSpec(f"{stream}-0", make, writes=(stream,), asks=())
 
     def check_demos(self) -> list[str]:
         """What to tell of demonstrations that the task's reward does not like; raises where it likes none."""
@@ -273,13 +289,17 @@ class PromptTask:
         def maker(index: int) -> Callable[[int], PromptSampler]:
             def make(incarnation: int) -> PromptSampler:
                 seed = make_seed(self._config.seed, "prompts", incarnation, index)
+                source: TaskSource | None = None
+                if self.sources or (filter is not None and filter.on):  # all actors draw as one would
+                    seed = make_seed(self._config.seed, "prompts")
+                    source = self._chosen(filter or DifficultyConfig(), seed)
                 return PromptSampler(
                     self.task,
                     self.tokenizer,
                     group_size=group_size,
                     max_tokens=self.sizes.completion,
                     seed=seed,
-                    source=DifficultySource(self.task.train, filter, seed=seed) if filter is not None and filter.on else None,
+                    source=source,
                     sampling=sampling,
                     greedy_first=greedy_first,
                     max_refills=max_refills,
@@ -287,12 +307,28 @@ class PromptTask:
                     reward_timeout_s=self._reward_timeout_s,
                     reward_wait_s=0.005 if self._overlap else 0.0,  # a reward that is ready rings no bell
                     blocking_rewards=not self._overlap,
+                    too_old=self._config.lag_rule(1).should_abort if self._config.staleness.mode == "window" else None,
                 )
 
             return make
 
         asks = (PARAMS,) if reference is None else (PARAMS, REFERENCE)
         return tuple(ActorSpec(f"actor-{i}", maker(i), ("rollouts",), asks) for i in range(self._config.most_actors))
+
+    def _chosen(self, filter: DifficultyConfig, seed: int) -> TaskSource:
+        if self.sources:
+            return MixedSource(self.sources, filter, seed=seed)
+        return DifficultySource(self.task.train, filter, seed=seed)
+
+    def curriculum(self, filter: DifficultyConfig, sources: SourcesConfig) -> Curriculum:
+        """What the trainer learns of prompts and of their sources."""
+        parts: dict[str, Curriculum] = {}
+        if filter.on:
+            parts["prompts"] = DifficultyHistory(filter, channels=self.channels, capacity=len(self.task.train))
+        if self.sources:
+            names, find = list(self.sources), self.task.find
+            parts["sources"] = SourceHistory(sources, names, channels=self.channels, find=find)
+        return JoinedHistory(parts)
 
     def evaluation(self) -> EvaluationSpec | None:
         """Greedy answers to unseen prompts, and samples of them, as `config.eval` says."""

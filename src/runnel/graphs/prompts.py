@@ -18,17 +18,21 @@ from runnel.core.resuming import OnResume, may_change, stays
 from runnel.flow.staleness import AdmissionRule
 from runnel.flow.workers.trainer import Phase
 from runnel.graphs.experiment import Experiment, InferenceStream, TrainerSpec
+from runnel.graphs.mix import rows_of, share_of
 from runnel.graphs.prompt_task import PromptTask
 from runnel.graphs.run_config import PlacementConfig, RunConfig
-from runnel.graphs.unused import OF_FILTER, OF_WARM_UP, ON_TEXT, of_model, unused_by_learner
+from runnel.graphs.unused import OF_FILTER, OF_WARM_UP, ON_TEXT, of_model, of_sources, unused_by_learner
 from runnel.llm.algorithms.base import Algorithm, PolicyAlgorithm, PolicyConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.engines.choose import EngineConfig
 from runnel.llm.engines.requests import SamplingConfig
-from runnel.llm.learning.learner import TokenLearnerConfig
+from runnel.llm.learning.learner import DEMOS, TokenLearnerConfig
 from runnel.llm.learning.reference import ReferencePlan
 from runnel.llm.model.causal_lm import ModelConfig
-from runnel.llm.tasks import DataConfig, DifficultyConfig
+from runnel.llm.tasks import DataConfig, DifficultyConfig, SourcesConfig
+
+MIXED = "mixed_demos"
+"""The stream of demonstrations beside rollouts; those of the warm-up have their own."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +41,19 @@ class PromptConfig(RunConfig):
 
     on_resume: ClassVar[OnResume] = (
         may_change("max_refills", "top_k", "top_p", "min_p", "stop", then="counts from the next prompt on")
-        | stays("task", "reward_model", why="a run is of one task")
+        | stays("task", "tasks", "reward_model", why="a run is of one task")
         | stays("model", why="what was learned is of that network")
         | stays("num_prompts", "group_size", "max_tokens", "demo_rows", why="segments of that size are on their way")
         | stays("warmup_updates", why="it is how the run started")
+        | stays("mix", why="batches of those sizes are on their way")
     )
 
     greedy_first: ClassVar[bool] = False
     """The first completion of each group is greedy, and not trained on: a baseline."""
     task: str = "reverse"
     """Name of a task (see `runnel list`), a file or folder of prompts, or your own as path/to/file.py:make_task."""
+    tasks: tuple[str, ...] = ()
+    """Several sources of prompts in place of `task`, each as NAME=TASK (easy=a.jsonl hard=b.jsonl); one reward judges all."""
     model: str = ""
     """Folder of a Hugging Face model and its tokenizer, a hub id, or smollm2. Empty: a new, small model of the sizes in
     `lm`."""
@@ -75,14 +82,24 @@ class PromptConfig(RunConfig):
     """Supervised updates on the task's demonstrations before the first update on rollouts."""
     demo_rows: int = bounded(128, at_least=1)
     """Demonstrations in a supervised batch."""
+    mix: tuple[str, ...] = ()
+    """Demonstrations among the rows of every batch after the warm-up, as their share: demos=0.2. Their cross entropy is added
+    to the loss of the rollouts with the weight share / (1 - share): each row then counts as much as any other."""
     total_updates: int | None = 300
     """Budget in updates of the learner, with the warm-up."""
     data: DataConfig = field(default_factory=DataConfig)
     filter: DifficultyConfig = field(default_factory=DifficultyConfig)
+    sources: SourcesConfig = field(default_factory=SourcesConfig)
     lm: ModelConfig = field(default_factory=ModelConfig)
     learner: TokenLearnerConfig = field(default_factory=TokenLearnerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     placement: PlacementConfig = field(default_factory=lambda: PlacementConfig(threads=2))
+
+    @property
+    def mixed_rows(self) -> int:
+        """Demonstrations in a batch of rollouts."""
+        share = share_of(self.mix, DEMOS)
+        return rows_of(share, self.num_prompts * self.group_size) if share else 0
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -94,6 +111,7 @@ class PromptConfig(RunConfig):
         groups = [f.name for f in fields(self) if isinstance(getattr(self, f.name), EngineConfig | PolicyConfig)]
         own = {f"{group}.{name}": why for group in groups for name, why in getattr(self, group).unused().items()}
         parts = ({} if self.warmup_updates else OF_WARM_UP) | ({} if self.filter.on else OF_FILTER)
+        parts |= of_sources(self.tasks, self.sources.pick)
         return super().unused() | ON_TEXT | of_model(self.model) | own | parts
 
     def check(self) -> None:
@@ -102,6 +120,9 @@ class PromptConfig(RunConfig):
         self.sampling  # noqa: B018  (it checks itself)
         if self.total_updates is not None and self.warmup_updates >= self.total_updates:
             raise ConfigError("warmup_updates", self.warmup_updates, f"leaves nothing of total_updates = {self.total_updates}")
+        if self.mixed_rows and self.learner.in_parts:
+            fix = "the losses of rollouts and demonstrations are divided by different numbers, which parts cannot; use false"
+            raise ConfigError("learner.in_parts", True, fix)
         if self.num_prompts % self.num_actors:
             raise ConfigError("num_prompts", self.num_prompts, f"must divide among num_actors = {self.num_actors}")
 
@@ -116,21 +137,11 @@ def prompt_graph(
 
     A recipe brings an algorithm for the token learner, or a learner of its own.
     """
+    if learner is not None:
+        refuse_unused(c, {"mix": "this recipe's learner takes rollouts alone"})
     if learner is not None and c.placement.trainers > 1:
         raise ConfigError("placement.trainers", c.placement.trainers, "this recipe's learner works alone; use 1")
-    task = PromptTask(
-        c.task,
-        c,
-        model=c.model,
-        lm=c.lm,
-        max_tokens=c.max_tokens,
-        engine=c.engine,
-        data=c.data,
-        stop=c.stop,
-        lora=c.learner.lora,
-    )
-    if c.reward_model:
-        task.judge_by(c.reward_model)
+    task = _task_of(c)
     if algorithm is not None:
         chosen = algorithm(task)
         refuse_unused(c, unused_by_learner(c.learner, needs=chosen.needs))
@@ -144,6 +155,7 @@ def prompt_graph(
             lag=rollouts.lag,
             truncates=c.sampling.truncates,
             reference=reference is not None,
+            num_replaced=c.max_refills if c.filter.on or c.tasks else 0,
         )
     ]
     staleness: dict[str, AdmissionRule] = {"rollouts": rollouts}
@@ -157,12 +169,16 @@ def prompt_graph(
             reference=reference,
         )
     )
-    phases = [Phase({"rollouts": c.num_prompts})]
+    phases = [Phase({"rollouts": c.num_prompts, MIXED: 1} if c.mixed_rows else {"rollouts": c.num_prompts})]
+    if c.mixed_rows:
+        streams.append(task.demos(rows=c.mixed_rows, lag=rollouts.lag, name=MIXED))
+        staleness[MIXED] = c.lag_rule(1, start=c.warmup_updates)
+        actors.insert(0, task.demo_actor(MIXED))
     if c.warmup_updates:
         streams.append(task.demos(rows=c.demo_rows, lag=rollouts.lag))
-        staleness["demos"] = c.lag_rule(1, stop=c.warmup_updates)
+        staleness[DEMOS] = c.lag_rule(1, stop=c.warmup_updates)
         actors.insert(0, task.demo_actor())
-        phases.insert(0, Phase({"demos": 1}, until=c.warmup_updates))
+        phases.insert(0, Phase({DEMOS: 1}, until=c.warmup_updates))
     slots = c.num_prompts * c.group_size // c.num_actors
     room = task.message_bytes(c.sampling)
     inference = [InferenceStream(lambda: task.engine(slots), num_workers=c.most_policy_workers, depth=slots, max_bytes=room)]
@@ -177,13 +193,32 @@ def prompt_graph(
         staleness=staleness,
         actors=tuple(actors),
         inference=tuple(inference),
-        trainers=(TrainerSpec(made, tuple(phases), token_streams=("rollouts", "demos")),),
+        trainers=(TrainerSpec(made, tuple(phases), token_streams=("rollouts", DEMOS, MIXED)),),
         evaluation=task.evaluation(),
+        curriculum=partial(task.curriculum, c.filter, c.sources) if c.filter.on or c.tasks else None,
         policy=lambda: task.policy(temperature=c.learner.temperature),
         export=task.export,
-        look=task.check_demos if c.warmup_updates else list,
+        look=task.check_demos if c.warmup_updates or c.mixed_rows else list,
         disk=None if algorithm is None else lambda: task.disk(c.learner, algorithm(task).needs),
     )
+
+
+def _task_of(c: PromptConfig) -> PromptTask:
+    task = PromptTask(
+        c.task,
+        c,
+        model=c.model,
+        lm=c.lm,
+        max_tokens=c.max_tokens,
+        engine=c.engine,
+        data=c.data,
+        stop=c.stop,
+        lora=c.learner.lora,
+        tasks=c.tasks,
+    )
+    if c.reward_model:
+        task.judge_by(c.reward_model)
+    return task
 
 
 def _learner(
@@ -197,7 +232,12 @@ def _learner(
     if own is not None:
         return own(task)
     assert algorithm is not None, "a recipe gives prompt_graph an algorithm or a learner"
-    return task.learner(c.learner, {"rollouts": algorithm(task), "demos": SupervisedFineTuning()}, ranks, reference)
+    algorithms: dict[str, Algorithm] = {"rollouts": algorithm(task), DEMOS: SupervisedFineTuning()}
+    if c.mixed_rows:
+        # both losses are means over their rows: so weighted, each row counts the same. They are never beside the warm-up's
+        weight = c.mixed_rows / (c.num_prompts * c.group_size)
+        algorithms[MIXED] = SupervisedFineTuning(coef=weight, name="imitation")
+    return task.learner(c.learner, algorithms, ranks, reference)
 
 
 def _check_fresh(c: PromptConfig, algorithm: Algorithm) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from runnel.core.contracts.learning import Collective, Learner
 from runnel.core.errors import ConfigError
 from runnel.core.rng import make_rng
-from runnel.core.trajectories import trajectory_stream
+from runnel.core.trajectories import trajectory_stream, weighted_reward
 from runnel.data.leaves import leaf_bytes
 from runnel.data.replay import ReplayStore, replay_stream
 from runnel.data.sequences import SequenceStore, sequence_stream
@@ -93,7 +93,7 @@ def replay_graph(
             device="cpu",
         ),
         inference=(env_inference(c, task, net, network),),
-        trainers=(TrainerSpec(learner, (Phase({"replay": 1}),)),),
+        trainers=(TrainerSpec(learner, (Phase({"replay": 1}),), view=weighted_reward(c.channels.learned)),),
         transforms=(TransformSpec("buffer", buffer, reads=("trajectories",), writes=("replay",), paces=True),),
         evaluation=task.evaluation(network),
         policy=lambda: task.policy(network),

@@ -81,12 +81,17 @@ class CheckpointConfig:
 class PlacementConfig:
     """Which worker runs in which process, and what it may use there."""
 
-    on_resume: ClassVar[OnResume] = may_change(
-        *("groups", "trainers", "threads", "stage_timeout_s", "max_restarts", "stall_timeout_s"),
-        then="the processes start that way",
-    ) | stays(
-        *("policy_workers", "reference_workers", "max_actors", "max_policy_workers"),
-        why="workers and what is on its way between them are part of the checkpoint",
+    on_resume: ClassVar[OnResume] = (
+        may_change(
+            *("groups", "trainers", "threads", "stage_timeout_s", "max_restarts", "stall_timeout_s"),
+            then="the processes start that way",
+        )
+        | may_change("replan_s", then="from the start on")
+        | may_change("predicted_per_s", then="reports compare with it")
+        | stays(
+            *("policy_workers", "reference_workers", "max_actors", "max_policy_workers"),
+            why="workers and what is on its way between them are part of the checkpoint",
+        )
     )
 
     groups: tuple[str, ...] = ()
@@ -104,6 +109,13 @@ class PlacementConfig:
     """Largest number of actors that `runnel scale` may set while the run goes on; 0: the number of actors cannot change."""
     max_policy_workers: int = bounded(0, at_least=0)
     """The same for policy workers."""
+    replan_s: float = bounded(0.0, at_least=0, finite=True)
+    """window: every so many seconds, predict from the run's own stages the rate of each number of actors and policy workers
+    that `max_actors` and `max_policy_workers` allow, and set the best numbers if they should be at least 10 % faster. Each time
+    the run says which rate it reached and which one it predicts. 0: the numbers stay."""
+    predicted_per_s: float = bounded(0.0, at_least=0, finite=True)
+    """Steps or tokens a second that were predicted for this placement (`runnel plan --apply` writes it); the report shows them
+    beside those that were reached. 0: nobody has predicted."""
     threads: int = bounded(1, at_least=1)
     """Torch threads of each process."""
     stage_timeout_s: float = bounded(120.0, above=0)
@@ -197,7 +209,8 @@ class RunConfig:
     trace_mb: int = bounded(64, at_least=1)
     """Megabytes of records after which a process stops recording."""
     control: bool = False
-    """Let the board stop this run and save checkpoints, for whoever has the token that the run prints when it starts."""
+    """Let the board stop this run, save checkpoints and change live settings, for whoever has the token that the run prints at
+    its start."""
     staleness: StalenessConfig = field(default_factory=StalenessConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -284,14 +297,32 @@ class RunConfig:
             raise ConfigError("placement.max_actors", self.placement.max_actors, "a deterministic run keeps its actors; use 0")
         if self.most_policy_workers and not self.placement.policy_workers:
             raise ConfigError("placement.policy_workers", 0, "start with at least 1; a run that is inline stays so")
-        elastic = self.most_actors > self.num_actors or self.most_policy_workers > self.placement.policy_workers
-        if elastic and self.launcher == "inproc":
-            raise ConfigError("launcher", "inproc", "one process cannot grow; use local or ray, or leave placement.max_* at 0")
+        self._check_elastic()
         if self.deterministic and self.launcher != "inproc" and self.staleness.mode == "window":
             raise ConfigError(
                 "staleness.mode",
                 "window",
                 "across processes a window depends on timing; use sync or one_step, or launcher inproc",
+            )
+
+    def _check_elastic(self) -> None:
+        """Refuse numbers of workers that should change where they cannot."""
+        elastic = self.most_actors > self.num_actors or self.most_policy_workers > self.placement.policy_workers
+        if elastic and self.launcher == "inproc":
+            raise ConfigError("launcher", "inproc", "one process cannot grow; use local or ray, or leave placement.max_* at 0")
+        fix = "there is room for no other number of workers; set placement.max_actors or placement.max_policy_workers"
+        if self.staleness.balance == "auto" and not elastic:
+            raise ConfigError("staleness.balance", "auto", fix)
+        replan_s = self.placement.replan_s
+        if replan_s and not elastic:
+            raise ConfigError("placement.replan_s", replan_s, fix)
+        if replan_s and self.staleness.balance == "auto":
+            raise ConfigError(
+                "placement.replan_s", replan_s, "staleness.balance auto sets the same numbers; use one of the two"
+            )
+        if 0 < replan_s < 1:
+            raise ConfigError(
+                "placement.replan_s", replan_s, "is too short to measure anything; use at least 1, better minutes"
             )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from runnel.agents.team import TeamLearner
+from runnel.core.contracts.evaluation import SampleRoute
 from runnel.core.contracts.learning import Collective, Learner
+from runnel.core.errors import ConfigError
+from runnel.core.records import StreamSpec
+from runnel.core.routes import Side
 from runnel.core.spaces import EnvSpec
-from runnel.core.trajectories import trajectory_stream
+from runnel.core.trajectories import REWARD, trajectory_stream
 from runnel.flow.workers.trainer import Phase
 from runnel.graphs.experiment import PARAMS, Experiment, InferenceStream, TrainerSpec
 from runnel.graphs.on_policy import message_bytes
@@ -23,49 +27,70 @@ def team_graph(
     *,
     network: Callable[[str, EnvSpec], Net],
     learner: Callable[[str, Net, Collective], Learner],
+    others: Mapping[str, Callable[[Collective], Learner]] | None = None,
     return_gamma: float | None = None,
 ) -> Experiment:
     """Actors play with all policies and write a stream for each that is trained; an update takes one round of each stream.
 
-    `network` makes the network of a policy, from its name and the spec of its agents; `learner` its learner on one rank. The
-    learners are members of one `TeamLearner`, so that all policies have one line of versions. `return_gamma` is as in
-    `on_policy_graph`.
+    `network` makes the network of a policy, from its name and the spec of its agents; `learner` its learner on one rank, which
+    reads the first stream of its route. `others` makes the learners of further streams that a route names, by stream. All of
+    them are members of one `TeamLearner`, so that there is one line of versions. `return_gamma` is as in `on_policy_graph`.
     """
-    batch = c.batch_segments
-    rule = c.lag_rule(batch, batch_steps=c.batch_steps)
-    nets = task.networks(network)
-    trained = task.trained
+    nets, trained, beside = task.networks(network), task.trained, others or {}
+    for policy, side in trained.items():
+        _check_burn_in(side, nets[policy])
     streams = tuple(
-        trajectory_stream(
-            side.spec,
-            num_steps=c.num_steps,
-            num_envs=c.width * len(side.agents),
-            name=side.route.samples,
-            carried_return=return_gamma is not None,
-            active=True,
-            unit_rows=len(side.agents),
-            batch_segments=batch,
-            capacity=batch * (rule.lag + 1),
-            num_writers=c.most_actors,
-        )
-        for side in trained.values()
+        _stream(c, side, sample, nets[policy], carried=() if return_gamma is None else (REWARD,))
+        for policy, side in trained.items()
+        for sample in side.route.samples
     )
+    if unknown := [name for name in beside if name not in {stream.name for stream in streams}]:
+        there = ", ".join(stream.name for stream in streams)
+        raise ConfigError("others", unknown[0], f"no route writes a stream of this name; the streams are {there}")
 
     def learners(ranks: Collective) -> TeamLearner:
         members = {policy: learner(policy, network(policy, side.spec), ranks) for policy, side in trained.items()}
-        return TeamLearner(members, {policy: (side.route.samples,) for policy, side in trained.items()})
+        reads = {policy: (side.route.samples[0].stream,) for policy, side in trained.items()}
+        return TeamLearner(members | {name: make(ranks) for name, make in beside.items()}, reads)
 
+    read = {*(side.route.samples[0].stream for side in trained.values()), *beside}
     return Experiment(
         config=c,
         title=task.name,
         streams=streams,
-        staleness={stream.name: c.lag_rule(batch, batch_steps=c.batch_steps) for stream in streams},
-        actors=task.actors({policy: net.noise_size for policy, net in nets.items()}, gamma=return_gamma),
+        staleness={stream.name: c.lag_rule(stream.batch_segments, batch_steps=c.batch_steps) for stream in streams},
+        actors=task.actors(nets, gamma=return_gamma),
         inference=tuple(_inference(c, task, policy, partial(task.network, policy, network)) for policy in task.sides),
-        trainers=(TrainerSpec(learners, (Phase({stream.name: batch for stream in streams}),)),),
+        trainers=(TrainerSpec(learners, (Phase({s.name: s.batch_segments for s in streams if s.name in read}),)),),
         evaluation=task.evaluation(lambda: task.networks(network)),
         policy=lambda: task.policy(lambda: task.networks(network)),
     )
+
+
+def _stream(c: TeamConfig, side: Side, sample: SampleRoute, net: AgentNet, *, carried: Sequence[str]) -> StreamSpec:
+    """A stream of one policy. All streams have the same steps in an update, in more or fewer segments."""
+    batch = c.batch_segments * (c.num_steps // sample.num_steps)
+    return trajectory_stream(
+        side.spec,
+        num_steps=sample.num_steps,
+        num_envs=c.width * len(side.agents),
+        name=sample.stream,
+        state=net.state_spec,
+        burn_in=sample.burn_in,
+        carried=carried,
+        active=True,
+        unit_rows=len(side.agents),
+        batch_segments=batch,
+        capacity=batch * (c.staleness.lag + 1),
+        num_writers=c.most_actors,
+    )
+
+
+def _check_burn_in(side: Side, net: AgentNet) -> None:
+    for sample in side.route.samples:
+        if sample.burn_in and not net.state_spec:
+            fix = "burn-in brings a recurrent state up to date, and this network has none; set net.core, or leave burn-in out"
+            raise ConfigError("teams", f"{sample.stream}: burn-in {sample.burn_in}", fix)
 
 
 def _inference(c: TeamConfig, task: TeamTask, policy: str, make_net: Callable[[], AgentNet]) -> InferenceStream:

@@ -9,10 +9,14 @@ from runnel.core.bounds import bounded
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, stays
 from runnel.core.spaces import TeamSpec
+from runnel.envs.vector.config import VectorConfig
 from runnel.graphs.run_config import RunConfig
-from runnel.graphs.unused import ON_ENVIRONMENTS
+from runnel.graphs.unused import ON_ENVIRONMENTS, all_of
 from runnel.nets.convolutions import is_image
 from runnel.nets.layers import NetConfig
+
+AUTO = ("auto", "serial")
+"""Back ends that step environments one after the other, in the process of their actor."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +36,33 @@ class TeamConfig(RunConfig):
     teams: tuple[str, ...] = ()
     """Which policy serves which agents: PATTERN=POLICY ..., for example "red_.*=red" "blue_.*=blue". A pattern is a regular
     expression of whole agent ids, and the first that matches wins. Empty: one policy, `shared`, for all agents. POLICY may be
-    one of a finished run, which acts and never changes: run:FOLDER, run:FOLDER@best, run:FOLDER@VERSION#POLICY."""
+    one of a finished run, which acts and never changes: run:FOLDER, run:FOLDER@best, run:FOLDER@VERSION#POLICY, or a query,
+    run:FOLDER@newest[win_rate=0.6..0.8]. Options follow a colon: "red_.*=red: 32 steps, burn-in 8" gives the length of its
+    segments and the steps before each that only bring a recurrent state up to date; "deterministic" is for stored policies."""
     num_envs: int = bounded(8, at_least=1)
     """Environments of each actor."""
     num_steps: int = bounded(128, at_least=1)
-    """Steps of each environment in one segment."""
+    """Steps of each environment in one update, and in one segment where `teams` does not say otherwise."""
     num_env_groups: int = bounded(1, at_least=1)
     """Groups that an actor's environments are split into; while one group waits for the policies, another steps."""
+    vector: VectorConfig = field(default_factory=VectorConfig)
     net: NetConfig = field(default_factory=NetConfig)
 
     def unused(self) -> dict[str, str]:
         """Settings, or groups of them, that this run would not read, and why."""
-        why = "agents that wait or have left have no recurrent state to go on with"
-        return super().unused() | ON_ENVIRONMENTS | {"net.core": why, "net.core_size": why}
+        core = {"net.core_size": "is of a recurrent core; set net.core"} if self.net.core == "none" else {}
+        vector = {"vector.frame_stack": "no frames of teams are stacked", "vector.threads": "no back end of teams has threads"}
+        if self.vector.backend in AUTO:
+            why = "is of processes, which auto does not choose for teams; set vector.backend processes"
+            vector |= all_of("vector", ("num_workers", "step_timeout_s"), why)
+        return super().unused() | ON_ENVIRONMENTS | core | vector
 
     def unused_on(self, spec: TeamSpec) -> dict[str, str]:
         """Settings that this run would not read on an environment of `spec`, and why."""
         leaves = [leaf for agent in spec.agents.values() for leaf in agent.obs.values()]
         found = {} if any(map(is_image, leaves)) else {"net.conv": "no agent sees images"}
+        if all("obs" in agent.obs for agent in spec.agents.values()):
+            found["net.critic_only"] = "observations are single arrays, not Dicts of parts"
         if not any(leaf.dtype.is_floating_point for leaf in leaves):
             groups = [f.name for f in fields(self) if hasattr(getattr(self, f.name), "normalise_obs")]
             why = "observations are not floats; those of bytes are scaled by the network"
@@ -60,6 +73,9 @@ class TeamConfig(RunConfig):
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
         self.net.check()
+        self.vector.check()
+        if self.vector.backend not in (*AUTO, "processes"):
+            raise ConfigError("vector.backend", self.vector.backend, "teams have serial (which auto is for them) and processes")
         if self.num_envs % self.num_env_groups:
             raise ConfigError("num_env_groups", self.num_env_groups, f"use a divisor of num_envs ({self.num_envs})")
 

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from runnel.core.config import refuse_unused
-from runnel.core.contracts.evaluation import Policy
+from runnel.core.contracts.evaluation import AgentRoute, Policy
 from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.samples import Sampler
 from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
-from runnel.core.routes import Side, sides_of, team_routes
+from runnel.core.routes import Side, sides_of, team_routes, with_lengths
 from runnel.core.spaces import EnvSpec
 from runnel.envs.registry import env_name, make_team_env
 from runnel.envs.spaces import flatten_obs
+from runnel.envs.team.contract import TeamVector
 from runnel.envs.team.parallel import ParallelEnv
+from runnel.envs.team.processes import ProcessTeam
 from runnel.envs.team.sampler import TeamSampler
 from runnel.envs.team.serial import SerialTeam
 from runnel.eval.teams import TeamEvaluation
 from runnel.graphs.experiment import ActorSpec, EvaluationSpec
-from runnel.graphs.team_config import TeamConfig
+from runnel.graphs.team_config import AUTO, TeamConfig
 from runnel.graphs.user_objects import resolve_live
 from runnel.nets.inferencer import AgentNet, TorchInferencer
 from runnel.nets.policy import EnvPolicy
@@ -36,10 +38,19 @@ Net = TypeVar("Net", bound=AgentNet)
 class TeamTask:
     """The environment of `config`, and the sides of its agents. What does not fit together is refused here.
 
-    `stored` gives the parameters of a stored policy (`rl.run.stored_params`), for routes that name one.
+    `stored` gives the parameters of a stored policy (`rl.run.stored_params`), for routes that name one. `routes` are those of a
+    recipe that says itself who follows which policy, and to which streams; otherwise `config.teams` says it.
     """
 
-    def __init__(self, config: TeamConfig, *, stored: Callable[[str], Mapping[str, Tensor]] | None = None) -> None:
+    def __init__(
+        self,
+        config: TeamConfig,
+        *,
+        stored: Callable[[str], Mapping[str, Tensor]] | None = None,
+        routes: Sequence[AgentRoute] | None = None,
+    ) -> None:
+        if routes is not None:
+            refuse_unused(config, {"teams": "this recipe says itself which policy serves an agent"})
         self._config, self._stored = config, stored
         self._target = resolve_live(config.env, "env")
         self.name = env_name(self._target)
@@ -48,16 +59,22 @@ class TeamTask:
         self._flatten = {agent: flatten_obs(probe.env.observation_space(agent)) for agent in probe.agents}
         if hasattr(probe.env, "close"):
             probe.env.close()
-        self.sides: dict[str, Side] = sides_of(team_routes(config.teams), self.spec)
+        found = with_lengths(team_routes(config.teams) if routes is None else routes, config.num_steps)
+        self.sides: dict[str, Side] = sides_of(found, self.spec)
         refuse_unused(config, config.unused_on(self.spec))
 
     def make(self) -> Any:
         """One environment."""
         return make_team_env(self._target, kwargs=self._config.env_kwargs)
 
-    def vector(self, num_envs: int, *, seed: int, index0: int = 0) -> SerialTeam:
+    def vector(self, num_envs: int, *, seed: int, index0: int = 0) -> TeamVector:
         """`num_envs` of the environment; `index0` is the number of the first among all of the run."""
-        return SerialTeam(self.make, num_envs, sides=self.sides, seed=seed, index0=index0, name=self.name)
+        c = self._config.vector
+        given: dict[str, Any] = {"sides": self.sides, "seed": seed, "index0": index0, "name": self.name}
+        given["restart"] = c.on_error == "restart"
+        if c.backend in AUTO:
+            return SerialTeam(self.make, num_envs, **given)
+        return ProcessTeam(self.make, num_envs, num_workers=c.num_workers, step_timeout_s=c.step_timeout_s, **given)
 
     @property
     def trained(self) -> dict[str, Side]:
@@ -82,18 +99,21 @@ class TeamTask:
         """The networks of all policies."""
         return {policy: self.network(policy, make) for policy in self.sides}
 
-    def actors(self, noise_sizes: Mapping[str, int], *, gamma: float | None) -> tuple[ActorSpec, ...]:
-        """The actors of the run: each asks all policies, and writes the stream of each that is trained."""
+    def actors(self, nets: Nets, *, gamma: float | None) -> tuple[ActorSpec, ...]:
+        """The actors of the run: each asks all policies, and writes the streams of those that are trained."""
         c = self._config
         gammas = {} if gamma is None else dict.fromkeys(self.trained, gamma)
-        writes = tuple(side.route.samples for side in self.trained.values())
+        writes = tuple(sample.stream for side in self.trained.values() for sample in side.route.samples)
+        noise_sizes = {policy: net.noise_size for policy, net in nets.items()}
+        states = {policy: net.state_spec for policy, net in nets.items()}
 
         def maker(index: int) -> Callable[[int], Sampler]:
             def make(incarnation: int) -> Sampler:
                 seed, name = make_seed(c.seed, "actor", incarnation), f"actor-{index}"
                 starts = [index * c.num_envs + i * c.width for i in range(c.num_env_groups)]
                 vectors = [self.vector(c.width, seed=seed, index0=start) for start in starts]
-                return TeamSampler(vectors, noise_sizes=noise_sizes, seed=make_seed(seed, index), name=name, gammas=gammas)
+                own = make_seed(seed, index)
+                return TeamSampler(vectors, noise_sizes=noise_sizes, seed=own, name=name, gammas=gammas, states=states)
 
             return make
 
@@ -107,12 +127,13 @@ class TeamTask:
             return None
 
         def make() -> TeamEvaluation:
-            sizes = {policy: net.noise_size for policy, net in make_nets().items()}
+            nets = make_nets()
             return TeamEvaluation(
                 lambda: self.vector(min(episodes, EVAL_ENVS), seed=seed),
                 episodes=episodes,
                 seed=seed,
-                noise_sizes=sizes,
+                noise_sizes={policy: net.noise_size for policy, net in nets.items()},
+                states={policy: net.state_spec for policy, net in nets.items()},
                 max_steps=c.eval.max_steps,
             )
 

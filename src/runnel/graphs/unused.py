@@ -26,7 +26,9 @@ def all_of(group: str, names: Collection[str], why: str) -> Unused:
 
 
 IN_ONE_PROCESS: Unused = {"placement.groups": "is for launcher local or ray; inproc is one process"}
-OF_WINDOW: Unused = {"staleness.max_lag": "is of a window; set staleness.mode window"}
+OF_WINDOW: Unused = dict.fromkeys(
+    ("staleness.max_lag", "staleness.balance", "placement.replan_s"), "is of a window; set staleness.mode window"
+)
 OF_EVALUATIONS: Unused = all_of(
     "eval", ("every", "stop_return", "samples", "temperature", "pass_k", "pass_reward"), "is of evaluations; set eval.episodes"
 )
@@ -52,6 +54,8 @@ OF_FILTER: Unused = all_of("filter", ("low", "high", "momentum", "retry_after"),
 OF_PRIORITIES: Unused = all_of("replay", ("alpha", "beta", "min_priority"), "is of draws by priority; set replay.prioritised")
 WITHOUT_ROLLOUTS: Unused = {
     "num_actors": "one actor reads the data",
+    "staleness.balance": "one actor reads the data",
+    "placement.replan_s": "one actor reads the data",
     **all_of(
         "placement", ("policy_workers", "max_actors", "max_policy_workers"), "nothing is sampled while this recipe trains"
     ),
@@ -62,6 +66,14 @@ WITHOUT_ROLLOUTS: Unused = {
     "learner.in_parts": "a batch is one segment here, so there are no parts to begin with",
     "learner.sft_lr": "is for the warm-up of recipes with rollouts; here the learning rate is learner.lr",
 }
+
+
+def of_sources(tasks: Collection[str], pick: str) -> Unused:
+    """Settings of several sources, where there are none, or where all have the same share; and `task`, which they replace."""
+    own = all_of("sources", ("window", "temperature", "explore"), "is of sources.pick ucb")
+    if not tasks:
+        return own | {"sources.pick": "is of several sources of prompts; name them with --tasks NAME=TASK NAME=TASK"}
+    return {"task": "tasks names the sources of prompts"} | ({} if pick == "ucb" else own)
 
 
 def of_model(model: str) -> Unused:

@@ -20,6 +20,7 @@ from runnel.agents.ddpg import DDPGLearner
 from runnel.agents.dqn import DQNLearner
 from runnel.agents.ppo import Numbers, PPOLearner
 from runnel.agents.ppo_population import PopulationLearner
+from runnel.agents.rlpd import RLPDLearner
 from runnel.agents.sac import SACLearner
 from runnel.agents.td3 import TD3Learner
 from runnel.core.contracts.learning import Learner
@@ -84,7 +85,8 @@ class Accelerator:
         if self.mode == "off":
             return Accelerated(learner, False, "compiled: off, as you said (--compiled off)")
         if type(learner) is not known:
-            reason = f"{type(learner).__name__} is your own learner, and kernels are for {known.__name__} as it stands"
+            whose = "a variant" if type(learner).__module__.startswith("runnel.") else "your own learner"
+            reason = f"{type(learner).__name__} is {whose}, and kernels are for {known.__name__} as it stands"
             return self._recorded_anyway(learner, known, reason)
         return KINDS[known].accelerate(self, learner)
 
@@ -138,7 +140,8 @@ class Accelerator:
         first, c = learner.net.members[0], learner.config
         device = _device(learner.learners[0])
         reason = self._why_not_yet(device) or triton_ppo.why_not(first)
-        if c.target_kl is None and not c.normalise_reward and device.type == "cuda" and not reason:
+        alike = learner.exchange is None  # one launch for all members has one learning rate
+        if alike and c.target_kl is None and not c.normalise_reward and device.type == "cuda" and not reason:
             places = (*stock.UPDATES[PopulationLearner], *stock.UPDATES[PPOLearner], *stock.PPO)
             if not stock.why_changed(places, [learner, *learner.learners, *learner.net.members]):
                 joined = TritonPopulationLearner(c, learner.net, seed=learner.seed, device=learner.device)
@@ -181,6 +184,10 @@ class Accelerator:
         learner.step = make(learner)  # type: ignore[method-assign, assignment, arg-type]
         return Accelerated(learner, True, f"compiled: gradients written out, {name}; {OFF}")
 
+    def none(self, learner: Learner) -> Accelerated:
+        """No kernels, also where the learner extends one that has some."""
+        return _plain(learner, f"there are no kernels for {KINDS[type(learner)].name}")
+
     def _why_not_yet(self, device: torch.device) -> str:
         if self.compiles(device):
             return ""
@@ -204,6 +211,7 @@ KINDS: dict[type, Kind] = {
     APPOLearner: Kind("APPO", Accelerator.ppo, ("make_batch", "learn")),
     PopulationLearner: Kind("a population of PPO", Accelerator.population, ()),
     DQNLearner: Kind("DQN", Accelerator.dqn, ()),
+    RLPDLearner: Kind("RLPD", Accelerator.none, ()),
     SACLearner: Kind("SAC", Accelerator.replay, ("step",)),
     TD3Learner: Kind("TD3", Accelerator.replay, ("step",)),
     DDPGLearner: Kind("DDPG", Accelerator.replay, ("step",)),
@@ -212,10 +220,19 @@ KINDS: dict[type, Kind] = {
 
 
 def _record(learner: Any, known: type) -> None:
-    """Replace those methods of `learner` by CUDA graphs."""
+    """Replace those methods of `learner` by CUDA graphs. A graph keeps the settings of its recording; a changed one ends it."""
+    graphs, change = [], learner.set
     for name in KINDS[known].recorded:
         text = f"{type(learner).__name__}.{name}"
-        setattr(learner, name, CudaGraphed(getattr(learner, name), generators=learner.generators, name=text))
+        graphs.append(CudaGraphed(getattr(learner, name), generators=learner.generators, name=text))
+        setattr(learner, name, graphs[-1])
+
+    def change_and_forget(name: str, value: object) -> None:
+        change(name, value)
+        for graph in graphs:
+            graph.forget()
+
+    learner.set = change_and_forget
 
 
 def _epochs(learner: PPOLearner, kernels: NumbaActorCritic | TritonActorCritic) -> Callable[[Batch], Numbers]:

@@ -11,8 +11,7 @@ from runnel.core.errors import ConfigError, DataError
 from runnel.core.rng import make_seed
 from runnel.core.state import State
 from runnel.llm.engines.requests import SamplingConfig, request_rows
-from runnel.llm.rewards.judging import RewardJob, Verdict, scalar, shown_prompt
-from runnel.llm.rewards.pool import RewardPool
+from runnel.llm.rewards.judging import RewardJob, RewardPool, Verdict, scalar, shown_prompt
 from runnel.llm.tasks.text import TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
 
@@ -33,8 +32,9 @@ class TextEvaluation:
 
     `returns` are the rewards of the greedy completions. With `samples` (at `temperature`), `extra["pass@k"]` has the estimate
     for each prompt, and `extra["passed"]` how many of its samples got a reward of at least `pass_reward`. Every completion is
-    judged by itself; what gets no verdict is left out and counted in `extra["failed"]`, and a prompt with more than
-    `max_prompt` tokens in `extra["too_long"]`. Completions end behind the texts `stop`, as in training.
+    judged by itself; what gets no verdict is left out and counted in `extra["failed"]`, tries of rewards that were made again
+    in `extra["retried"]`, and a prompt with more than `max_prompt` tokens in `extra["too_long"]`. Completions end behind the
+    texts `stop`, as in training.
     """
 
     def __init__(
@@ -113,6 +113,8 @@ class TextEvaluation:
             "completion_length": [lengths[key] for key in rewards],
             "failed": [float(v.rewards is None) for v in verdicts.values()],
         }
+        if any(v.retried for v in verdicts.values()):
+            extra["retried"] = [float(len(v.retried)) for v in verdicts.values()]
         if any(self._too_long):
             extra["too_long"] = self._too_long
         extra |= self._passes(verdicts)

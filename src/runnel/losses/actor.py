@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from runnel.losses.base import Loss, same_shape
@@ -19,6 +20,19 @@ def ensemble_td_loss(q: Tensor, target: Tensor, *, weight: Tensor, denominator: 
     error = q - target
     value = 0.5 * (error.square() * (weight / denominator)).sum()
     return Loss(value, per_row=error.detach().abs().mean(0))
+
+
+def expectile_loss(value: Tensor, target: Tensor, *, expectile: float, denominator: float) -> Loss:
+    """Expectile regression (Kostrikov et al. 2022, arXiv:2110.06169, eq. 5). `[B], [B] -> []`
+
+        u = target - value,  L = sum |expectile - 1[u < 0]| u^2 / denominator
+
+    At 0.5 the value tends to the mean of the targets, near 1 to the largest of them.
+    """
+    same_shape("expectile_loss", value=value, target=target)
+    error = target - value
+    weight = torch.where(error < 0.0, 1.0 - expectile, expectile)
+    return Loss((weight * error.square()).sum() / denominator, per_row=error.detach().abs())
 
 
 def deterministic_actor_loss(q: Tensor, *, denominator: float) -> Loss:

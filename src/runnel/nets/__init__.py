@@ -11,11 +11,17 @@ if TYPE_CHECKING:
         DeterministicActor as DeterministicActor,
         QEnsemble as QEnsemble,
         SquashedGaussianActor as SquashedGaussianActor,
+        VNet as VNet,
     )
+    from runnel.nets.cost_critics import CostCritics as CostCritics
     from runnel.nets.inferencer import TorchInferencer as TorchInferencer
     from runnel.nets.layers import ReturnScale as ReturnScale, RunningMeanStd as RunningMeanStd
     from runnel.nets.optim import Adam as Adam
+    from runnel.nets.options import OptionNet as OptionNet
     from runnel.nets.population import Population as Population
     from runnel.nets.q_nets import QNet as QNet
+    from runnel.nets.step_q import StepQNet as StepQNet
+    from runnel.nets.stream import StreamBody as StreamBody, StreamQNet as StreamQNet
+    from runnel.nets.trees import TreeBody as TreeBody
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -28,8 +28,11 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
+from runnel.core.trajectories import ACTIVE
 from runnel.nets.layers import ACTIVATIONS, MLP, NetConfig, RunningMeanStd, Torso
 from runnel.nets.rnn import Core
+from runnel.nets.stream import StreamBody
+from runnel.nets.trees import TreeBody
 from runnel.ops.distributions import make_head
 
 Obs = Mapping[str, Tensor]
@@ -49,20 +52,30 @@ class ActorCritic(nn.Module):
     normalisers: Mapping[str, RunningMeanStd]
     state_spec: Mapping[str, ArraySpec]
     """Recurrent state of one row, by name; empty for a feedforward body."""
+    policy_obs: Mapping[str, ArraySpec]
+    """The leaves that `act` reads."""
 
     def __init__(self, env_spec: EnvSpec, body: nn.Module, *, normalise_obs: bool = False) -> None:
         super().__init__()
         self.env_spec, self.head = env_spec, make_head(env_spec.action)
         self.noise_size = self.head.noise_size
-        self.body, self.own_body = body, type(body) not in (SeparateBody, SharedBody) and not isinstance(body, RecurrentBody)
+        self.body = body
+        self.own_body = self._is_own(body)
         if self.own_body:
             check_body(body, env_spec, self.head.num_scores)
         self.state_spec = body.state_spec if isinstance(body, RecurrentBody) else {}
+        self.policy_obs = body.policy_obs if isinstance(body, PrivilegedBody) else env_spec.obs
         self.log_std = nn.Parameter(torch.zeros(self.head.num_log_std)) if self.head.num_log_std else None
         leaves = {k: leaf for k, leaf in env_spec.obs.items() if leaf.dtype.is_floating_point} if normalise_obs else {}
         statistics = nn.ModuleDict({k: RunningMeanStd(leaf.shape) for k, leaf in leaves.items()})
         self.normalisers = cast(Mapping[str, RunningMeanStd], statistics)
         self._normalises = bool(leaves)
+
+    @staticmethod
+    def _is_own(body: nn.Module) -> bool:
+        """Whether `body` is a user's own."""
+        ours = type(body) in (SeparateBody, SharedBody, PrivilegedBody, StreamBody, TreeBody)
+        return not (ours or isinstance(body, RecurrentBody))
 
     def train(self, mode: bool = True) -> Self:
         """Change the mode, as for every module."""
@@ -145,19 +158,37 @@ class ActorCritic(nn.Module):
         """The critic's value. Obs leaves `[..., *shape]` -> `[...]`; feedforward."""
         return self._values(self.observe(obs))
 
-    def sequence(self, data: Obs, resets: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores `[T, B, S]` and values `[T, B]` of a recurrent body from `state/...` `[B, ...]`; see `Core.unroll`."""
+    def sequence(self, data: Obs, resets: Tensor, *, active: Tensor | None = None, burn_in: int = 0) -> tuple[Tensor, Tensor]:
+        """Scores `[T, B, S]` and values `[T, B]` of a recurrent body from `state/...` `[B, ...]`; see `Core.unroll`.
+
+        The first `burn_in` steps of `data` only bring the state up to date, without gradient, and have no scores and values.
+        """
         assert isinstance(self.body, RecurrentBody)
         seen = self.observe(data)
-        state = {k: data[k] for k in self.state_spec}
-        scores, values, _ = self.body.unroll({k: seen[k] for k in self.env_spec.obs}, state, resets)
+        obs, state = {k: seen[k] for k in self.env_spec.obs}, {k: data[k] for k in self.state_spec}
+        if burn_in:
+            state = self.warm_up({k: x[:burn_in] for k, x in data.items()} | state, resets[: burn_in + 1], active)
+            obs, resets = {k: x[burn_in:] for k, x in obs.items()}, resets[burn_in:]
+            active = None if active is None else active[burn_in:]
+        scores, values, _ = self.body.unroll(obs, state, resets, active)
         return scores, values
+
+    @torch.no_grad()
+    def warm_up(self, data: Obs, resets: Tensor, active: Tensor | None = None) -> dict[str, Tensor]:
+        """The state of a recurrent body after the steps of `data` `[T, B, ...]`, from the `state/...` in it. `resets`
+        `[T + 1, B]` also says where the state is zero behind the last step."""
+        assert isinstance(self.body, RecurrentBody)
+        seen, last = self.observe(data), len(resets) - 1
+        first = None if active is None else active[:last]
+        state = {k: data[k] for k in self.state_spec}
+        _, _, after = self.body.unroll({k: seen[k] for k in self.env_spec.obs}, state, resets[:last], first)
+        return {k: x[-1].masked_fill(resets[last].unsqueeze(-1), 0.0) for k, x in after.items()}
 
     def unroll(self, data: Obs) -> tuple[Tensor, Tensor, Tensor]:
         """Scores `[T, B, S]`, values `[T, B]`, and the values of the state after each step `[T, B]` (without gradient).
 
-        `data` are the arrays of a segment (`core/trajectories.py`). The state after step t is obs[t + 1] or, where the episode
-        ended, its final observation with the recurrent state of that episode.
+        `data` are the arrays of a segment (`core/trajectories.py`) without burn-in. The state after step t is obs[t + 1] or,
+        where the episode ended, its final observation with the recurrent state of that episode.
         """
         num_steps = data["action"].shape[0]
         if isinstance(self.body, RecurrentBody):
@@ -175,9 +206,8 @@ class ActorCritic(nn.Module):
         over = data["terminated"] | data["truncated"]
         resets = torch.cat([torch.zeros_like(over[:1]), over])  # the stored state of the first step is already reset
         seen = self.observe(data)
-        scores, values, after = body.unroll(
-            {k: seen[k] for k in self.env_spec.obs}, {k: data[k] for k in self.state_spec}, resets
-        )
+        state = {k: data[k] for k in self.state_spec}
+        scores, values, after = body.unroll({k: seen[k] for k in self.env_spec.obs}, state, resets, data.get(ACTIVE))
         with torch.no_grad():
             index = data["final_index"]
             final = self.observe({k: data["final_" + k] for k in self.env_spec.obs})
@@ -201,7 +231,8 @@ class ActorCritic(nn.Module):
         """Leaves for the body: normalised where that is on."""
         if not self._normalises:
             return obs
-        return {k: self.normalisers[k](obs[k]) if k in self.normalisers else obs[k] for k in self.env_spec.obs}
+        keys = [k for k in self.env_spec.obs if k in obs]  # a policy may act without what only its critic reads
+        return {k: self.normalisers[k](obs[k]) if k in self.normalisers else obs[k] for k in keys}
 
 
 class Body(Protocol):
@@ -217,6 +248,8 @@ def build_body(env_spec: EnvSpec, config: NetConfig, *, seed: int) -> nn.Module:
     config.check()
     if config.core != "none":
         return RecurrentBody(env_spec, config, seed=seed)
+    if config.critic_only:
+        return PrivilegedBody(env_spec, config, seed=seed)
     torso = Torso(env_spec.obs, config, seed=make_seed(seed, "torso"))
     if config.shared or (config.shared is None and torso.convolves):
         return SharedBody(env_spec, config, torso, seed=seed)
@@ -248,6 +281,34 @@ class SeparateBody(nn.Module):
 
     def value(self, obs: Obs) -> Tensor:
         return self.nets.one(self.torso(obs), 1).squeeze(-1)
+
+
+class PrivilegedBody(nn.Module):
+    """An actor that does not read what only the critic may know (`NetConfig.critic_only`), and a critic that reads all: the
+    asymmetric actor-critic (Pinto et al. 2018, arXiv:1710.06542, sec. III-B). They share nothing.
+
+    The policy gradient stays what it is: a baseline may depend on anything but the action.
+    """
+
+    def __init__(self, env_spec: EnvSpec, config: NetConfig, *, seed: int) -> None:
+        super().__init__()
+        self.policy_obs = config.policy_obs(env_spec.obs)
+        sizes = make_head(env_spec.action).num_scores, 1
+        torsos, nets = [], []
+        for name, obs, size, gain in zip(("actor", "critic"), (self.policy_obs, env_spec.obs), sizes, GAINS, strict=True):
+            torso = Torso(obs, config, seed=make_seed(seed, name, "torso"))
+            net = MLP(torso.width, size, config=torso.settle(config), head_gain=gain, seed=make_seed(seed, name))
+            torsos.append(torso)
+            nets.append(net)
+        (self.actor_torso, self.critic_torso), (self.actor, self.critic) = torsos, nets
+
+    def policy(self, obs: Obs) -> Tensor:
+        scores: Tensor = self.actor(self.actor_torso(obs))
+        return scores
+
+    def value(self, obs: Obs) -> Tensor:
+        value: Tensor = self.critic(self.critic_torso(obs)).squeeze(-1)
+        return value
 
 
 class SharedBody(nn.Module):
@@ -293,9 +354,11 @@ class RecurrentBody(nn.Module):
         scores, value = self.heads(y)
         return scores, value.squeeze(-1), after
 
-    def unroll(self, obs: Obs, state: Obs, resets: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+    def unroll(
+        self, obs: Obs, state: Obs, resets: Tensor, active: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """`[T, B, ...]` leaves from `state`: scores, values `[T, B]`, and the states after each step `[T, B, ...]`."""
-        y, after = self.core.unroll(self._activation(self.trunk(self.torso(obs))), state, resets)
+        y, after = self.core.unroll(self._activation(self.trunk(self.torso(obs))), state, resets, active)
         scores, value = self.heads(y)
         return scores, value.squeeze(-1), after
 

@@ -18,7 +18,7 @@ from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.nets.layers import MLP, NetConfig, Torso
+from runnel.nets.layers import MLP, NetConfig, NormedMLP, Torso
 from runnel.ops.distributions import UNIFORM_MARGIN, categorical_sample, mask_logits, squashed_gaussian
 
 LOG_STD_BOUNDS = (-20.0, 2.0)
@@ -59,18 +59,31 @@ class ActionBox(nn.Module):
 
 
 class _Net(nn.Module):
-    """Torso and perceptron over obs leaves and extra inputs; with `copies` a stack of perceptrons over one torso."""
+    """Torso and perceptron over the leaves `obs` and extra inputs; with `copies` a stack of perceptrons over one torso."""
 
     def __init__(
-        self, env_spec: EnvSpec, config: NetConfig, *, extra: int, outputs: int, copies: int, gain: float, seed: int, name: str
+        self,
+        env_spec: EnvSpec,
+        config: NetConfig,
+        *,
+        obs: Mapping[str, ArraySpec],
+        extra: int,
+        outputs: int,
+        copies: int,
+        gain: float,
+        seed: int,
+        name: str,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
+        config.check()
         if config.core != "none":
             raise ConfigError("net.core", config.core, "this algorithm learns from single transitions; use none")
         self.env_spec = env_spec
-        self.torso = Torso(env_spec.obs, config, seed=make_seed(seed, name, "torso"))
+        self.torso = Torso(obs, config, seed=make_seed(seed, name, "torso"))
         width, config = self.torso.width + extra, self.torso.settle(config)
-        self.head = MLP(width, outputs, config=config, head_gain=gain, seed=make_seed(seed, name), copies=copies)
+        perceptron = NormedMLP if layer_norm else MLP
+        self.head = perceptron(width, outputs, config=config, head_gain=gain, seed=make_seed(seed, name), copies=copies)
 
     def scores(self, obs: Mapping[str, Tensor], *extra: Tensor, copies: int = 0) -> Tensor:
         """Obs leaves `[B, *shape]` and `extra` `[B, D]` -> `[B, outputs]`. A stack gives `[S, B, outputs]`, by its first
@@ -85,7 +98,9 @@ class _Actor(_Net):
     explore: Tensor
 
     def __init__(self, env_spec: EnvSpec, config: NetConfig, *, outputs: int, seed: int) -> None:
-        super().__init__(env_spec, config, extra=0, outputs=outputs, copies=0, gain=0.01, seed=seed, name="actor")
+        seen = config.policy_obs(env_spec.obs)
+        super().__init__(env_spec, config, obs=seen, extra=0, outputs=outputs, copies=0, gain=0.01, seed=seed, name="actor")
+        self.policy_obs = seen  # a critic may read more (`NetConfig.critic_only`)
         self.noise_size, self.state_spec = env_spec.action.noise_size, cast(Mapping[str, ArraySpec], {})
         self.register_buffer("explore", torch.ones(()))
 
@@ -157,12 +172,24 @@ class DeterministicActor(_Actor):
 
 
 class QEnsemble(_Net):
-    """S critics of one shape in one pass. Continuous: Q(s, a) of a given action; discrete: Q(s, .) of all actions."""
+    """S critics of one shape in one pass. Continuous: Q(s, a) of a given action; discrete: Q(s, .) of all actions.
+    With `layer_norm` their hidden layers are normalised."""
 
-    def __init__(self, env_spec: EnvSpec, config: NetConfig, *, copies: int = 2, seed: int) -> None:
+    def __init__(self, env_spec: EnvSpec, config: NetConfig, *, copies: int = 2, layer_norm: bool = False, seed: int) -> None:
         action = env_spec.action
         extra, outputs = (0, action.num_actions) if action.kind == "discrete" else (action.size, 1)
-        super().__init__(env_spec, config, extra=extra, outputs=outputs, copies=copies, gain=1.0, seed=seed, name="critic")
+        super().__init__(
+            env_spec,
+            config,
+            obs=env_spec.obs,
+            extra=extra,
+            outputs=outputs,
+            copies=copies,
+            gain=1.0,
+            seed=seed,
+            name="critic",
+            layer_norm=layer_norm,
+        )
 
     def q(self, obs: Mapping[str, Tensor], action: Tensor, *, copies: int = 0) -> Tensor:
         """Obs leaves `[B, *shape]`, `action` `[B, D]` in [-1, 1] -> `[S, B]`, by the first `copies` critics (0: by all)."""
@@ -171,6 +198,18 @@ class QEnsemble(_Net):
     def values(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Obs leaves `[B, *shape]` -> `[S, B, A]`."""
         return self.scores(obs)
+
+
+class VNet(_Net):
+    """V(s): the value of a state."""
+
+    def __init__(self, env_spec: EnvSpec, config: NetConfig, *, seed: int) -> None:
+        obs = env_spec.obs
+        super().__init__(env_spec, config, obs=obs, extra=0, outputs=1, copies=0, gain=1.0, seed=seed, name="value")
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Obs leaves `[B, *shape]` -> `[B]`."""
+        return self.scores(obs).squeeze(-1)
 
 
 def _normal(noise: Tensor) -> Tensor:

@@ -35,7 +35,8 @@ class NetConfig:
     """The parts of a network: convolutions for images, fully connected layers, a recurrent core."""
 
     on_resume: ClassVar[OnResume] = stays(
-        "hidden", "activation", "conv", "channels", "core", "core_size", "shared", why="what was learned is of that network"
+        *("hidden", "activation", "conv", "channels", "core", "core_size", "shared", "critic_only"),
+        why="what was learned is of that network",
     )
 
     hidden: tuple[int, ...] | None = bounded(None, at_least=1)
@@ -53,12 +54,36 @@ class NetConfig:
     """Width of the recurrent core."""
     shared: bool | None = None
     """Actor and critic share their layers. None: only where there are convolutions or a core."""
+    critic_only: tuple[str, ...] = ()
+    """Parts of a Dict observation that only the critic reads, by name (`goal`, or `goal/offset` inside another Dict): what a
+    simulator knows and the world does not tell. The policy acts without them, in training and afterwards."""
 
     def check(self) -> None:
         """Raise a `ConfigError` for a network that cannot be built."""
         check_bounds(self, "net.")
         if self.core != "none" and self.shared is False:
             raise ConfigError("net.shared", False, "a recurrent core is shared by actor and critic; leave net.shared alone")
+        if self.critic_only and (self.shared or self.core != "none"):
+            fix = "actor and critic would share layers that read it; use net.core none and leave net.shared alone"
+            raise ConfigError("net.critic_only", self.critic_only, fix)
+
+    def policy_obs(self, obs: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
+        """The leaves of `obs` that a policy reads: all but those of `critic_only`."""
+        seen = {key: leaf for key, leaf in obs.items() if not any(_is_part(key, name) for name in self.critic_only)}
+        for name in self.critic_only:
+            if not any(_is_part(key, name) for key in obs):
+                parts = (
+                    ", ".join(key.removeprefix("obs/") for key in obs if key != "obs") or "none: it is one array, not a Dict"
+                )
+                raise ConfigError("net.critic_only", name, f"the observation has no such part; it has {parts}")
+        if not seen:
+            raise ConfigError("net.critic_only", self.critic_only, "nothing is left for the policy; name fewer parts")
+        return seen
+
+
+def _is_part(key: str, name: str) -> bool:
+    """Whether the leaf `key` is, or lies in, the part `name` of an observation."""
+    return f"{key}/".startswith(f"obs/{name}/")
 
 
 class MLP(nn.Module):
@@ -146,11 +171,60 @@ class MLP(nn.Module):
         weight, bias = layers[num_hidden + copy] if self.heads else (layers[-1][0][copy], layers[-1][1][copy])
         return torch.addmm(bias, x, weight).reshape(*lead, weight.shape[-1])
 
+    def hidden(self, x: Tensor) -> list[Tensor]:
+        """The activations of each hidden layer of a single network. `[N, I] -> [N, H]` each"""
+        assert not self.copies, "of one network"
+        found = []
+        for weight, bias in self._found()[:-1]:
+            x = ACTIVATIONS[self.activation](torch.addmm(bias, x, weight))
+            found.append(x)
+        return found
+
     def _found(self) -> list[tuple[Tensor, Tensor]]:
         """Weights and biases by layer."""
         if self._layers is None:  # kept, because a look-up through modules costs as much as a small layer
             self._layers = list(zip(self.weight, self.bias, strict=True))
         return self._layers
+
+
+class NormedMLP(MLP):
+    """An `MLP` without separate heads, whose hidden layers are normalised (Ba et al. 2016, arXiv:1607.06450) before the
+    nonlinearity, with a scale and a shift that are learned."""
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        config: NetConfig,
+        head_gain: float | Sequence[float],
+        seed: int | Sequence[int],
+        copies: int = 0,
+    ) -> None:
+        super().__init__(num_inputs, num_outputs, config=config, head_gain=head_gain, seed=seed, copies=copies)
+        hidden = list(self.bias)[:-1]
+        self.scale = nn.ParameterList(nn.Parameter(torch.ones_like(b)) for b in hidden)
+        self.shift = nn.ParameterList(nn.Parameter(torch.zeros_like(b)) for b in hidden)
+
+    def _run(self, x: Tensor, copies: int) -> tuple[Tensor, ...]:
+        num = copies or None
+        layers = [(w[:num], b[:num]) for w, b in self._found()] if self.copies else self._found()
+        for (weight, bias), scale, shift in zip(layers, self.scale, self.shift, strict=False):
+            some = slice(None, num if self.copies else None)
+            x = self._hidden(_affine(x, weight, bias), scale[some], shift[some])
+        return (_last(x, *layers[-1]),)
+
+    def one(self, x: Tensor, copy: int) -> Tensor:
+        lead, x = x.shape[:-1], x.reshape(-1, self.num_inputs)
+        layers = self._found()
+        for (weight, bias), scale, shift in zip(layers, self.scale, self.shift, strict=False):
+            x = self._hidden(torch.addmm(bias[copy], x, weight[copy]), scale[copy], shift[copy])
+        weight, bias = layers[-1]
+        return torch.addmm(bias[copy], x, weight[copy]).reshape(*lead, weight.shape[-1])
+
+    def _hidden(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        """`act(scale (x - mean) / std + shift)`, mean and deviation over the layer's own units."""
+        return _IN_PLACE[self.activation](torch.addcmul(shift, F.layer_norm(x, x.shape[-1:]), scale))
 
 
 def _forget(module: nn.Module, incompatible: object) -> None:

@@ -105,4 +105,8 @@ class Population:
 
     def best(self) -> int:
         """The member with the highest recent return for an episode."""
-        return int((self.tally[:, 0] / self.tally[:, 1].clamp(min=1.0)).argmax())
+        return int(self.returns().argmax())
+
+    def returns(self) -> Tensor:
+        """The recent return for an episode of each member. `[members]`"""
+        return self.tally[:, 0] / self.tally[:, 1].clamp(min=1.0)

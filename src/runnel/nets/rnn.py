@@ -35,8 +35,9 @@ class Core(nn.Module):
         """One step. `[B, I]` and the state before it -> `[B, size]` and the state after it."""
         return self._step(torch.addmm(self.bias, x, self.weight_in), state)
 
-    def unroll(self, x: Tensor, state: State, resets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Run over `x` `[T, B, I]` from the state before step 0. The state before step t is zero where `resets[t]` is true.
+    def unroll(self, x: Tensor, state: State, resets: Tensor, active: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run over `x` `[T, B, I]` from the state before step 0. The state before step t is zero where `resets[t]` is true, and
+        step t leaves it as it is where `active[t]` is false.
 
         Gives the outputs `[T, B, size]` and, by name, the state after each step `[T, B, size]` (before any reset).
         """
@@ -45,7 +46,10 @@ class Core(nn.Module):
         outputs, now = [], dict(state)
         after: dict[str, list[Tensor]] = {name: [] for name in self.state_spec}
         for t in range(x.shape[0]):
-            y, now = self._step(gates_in[t], {name: value * keep[t] for name, value in now.items()})
+            before = {name: value * keep[t] for name, value in now.items()}
+            y, now = self._step(gates_in[t], before)
+            if active is not None:
+                now = {name: torch.where(active[t].unsqueeze(-1), value, before[name]) for name, value in now.items()}
             outputs.append(y)
             for name, value in now.items():
                 after[name].append(value)

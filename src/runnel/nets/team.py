@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -22,11 +21,12 @@ class TeamNet:
     those whose parameters are loaded: they stay as they are."""
 
     noise_size = 0
-    state_spec: Mapping[str, ArraySpec] = MappingProxyType({})
-    """Empty: recurrent networks are refused for teams."""
 
     def __init__(self, members: Mapping[str, AgentNet], *, fixed: Collection[str] = ()) -> None:
         self.members = dict(members)
+        self.state_spec: Mapping[str, ArraySpec] = {
+            f"{policy}/{key}": leaf for policy, net in members.items() for key, leaf in net.state_spec.items()
+        }
         self._learned = {policy: net for policy, net in members.items() if policy not in fixed}
 
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
@@ -68,7 +68,8 @@ class TeamNet:
 class TeamPolicy:
     """The policies of a team, which act for its agents: a dict of observations by agent in, a dict of actions out.
 
-    `policies` has the policy of each agent that there may be; each of them keeps nothing between calls.
+    `policies` has the policy of each agent that there may be. Between calls each keeps its recurrent state, if it has one; an
+    agent that waits is not asked, and keeps it, too.
     """
 
     def __init__(self, policies: Mapping[str, EnvPolicy]) -> None:
@@ -92,4 +93,6 @@ class TeamPolicy:
         }
 
     def reset(self) -> None:
-        """There is nothing to forget: policies of teams have no recurrent state."""
+        """Forget the recurrent state of every agent: call it before each episode."""
+        for policy in self.policies.values():
+            policy.reset()

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from runnel.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from runnel.ops.constraints import lagrangian_advantage as lagrangian_advantage, next_multipliers as next_multipliers
     from runnel.ops.credit import (
         against_baseline_row as against_baseline_row,
         best_and_worst as best_and_worst,

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from runnel.core.bounds import bounded, check_bounds
-from runnel.core.config import override
+from runnel.core.config import flat, override, to_data
 from runnel.core.errors import ConfigError
+from runnel.core.state import JsonObject
 from runnel.flow.staleness import StalenessConfig
 from runnel.graphs.run_config import RunConfig
 from runnel.plan.costs import Costs, LinearCost
@@ -16,6 +17,7 @@ from runnel.plan.simulate import NetworkConfig
 from runnel.track.folder import Settings
 
 NUM_ENV_GROUPS = (1, 2, 4, 8, 16, 32)
+ALWAYS_TOLD = ("launcher", "num_actors", "num_segments")
 
 
 @dataclass(frozen=True)
@@ -156,13 +158,14 @@ def search(costs: Costs, cluster: Cluster, staleness: StalenessConfig) -> list[P
     found = [predict(costs, p) for p in placements(costs, cluster, staleness)]
     if not found:
         raise ConfigError("cores", cluster.cores, "leaves no core for an actor; describe a larger cluster")
-
-    def rank(q: Prediction) -> tuple[float, int, int]:
-        p = q.placement
-        # two digits: the model is not more exact than that
-        return (-float(f"{q.units_per_s:.2g}"), p.trainers + p.servers, p.actors * p.num_env_groups)
-
     return sorted(found, key=rank)
+
+
+def rank(q: Prediction) -> tuple[float, int, int]:
+    """The fastest first; of equal speed, those with fewer workers."""
+    p = q.placement
+    # two digits: the model is not more exact than that
+    return (-float(f"{q.units_per_s:.2g}"), p.trainers + p.servers, p.actors * p.num_env_groups)
 
 
 def best_of_each(ranked: Sequence[Prediction]) -> list[Prediction]:
@@ -173,21 +176,26 @@ def best_of_each(ranked: Sequence[Prediction]) -> list[Prediction]:
     return list(seen.values())
 
 
-def train_flags(p: Placement, config: RunConfig) -> list[str]:
-    """The flags of `runnel train RECIPE` for a placement."""
+def chosen_settings(p: Placement, config: RunConfig) -> JsonObject:
+    """The settings of a run that give it a placement, by dotted name. Only what a search chooses is among them."""
     if p.one_process:
-        return ["--launcher", "inproc"]
-    launcher = "local" if p.network is None else "ray"
-    flags = ["--launcher", launcher, "--num-actors", str(p.actors)]
-    if p.servers:
-        flags += ["--placement.policy-workers", str(p.servers)]
-    if hasattr(config, "num_env_groups") and p.num_env_groups > 1:
-        flags += ["--num-env-groups", str(p.num_env_groups)]
+        return {"launcher": "inproc", "placement.policy_workers": 0, "placement.trainers": 1, "placement.groups": ()}
+    found: JsonObject = {"launcher": "local" if p.network is None else "ray", "num_actors": p.actors}
+    if hasattr(config, "num_env_groups"):
+        found["num_env_groups"] = p.num_env_groups
     if hasattr(config, "num_segments"):
-        flags += ["--num-segments", str(p.batch_segments)]
-    if p.trainers > 1:
-        flags += ["--placement.trainers", str(p.trainers)]
-    if p.inference == "central":
-        flags += ["--placement.groups", "policy-* trainer"]
-    flags += ["--staleness.mode", p.staleness.mode]
-    return [*flags, "--staleness.max-lag", str(p.staleness.max_lag)] if p.staleness.mode == "window" else flags
+        found["num_segments"] = p.batch_segments
+    groups = ("policy-* trainer",) if p.inference == "central" else ()
+    return {**found, "placement.policy_workers": p.servers, "placement.trainers": p.trainers, "placement.groups": groups}
+
+
+def train_flags(p: Placement, config: RunConfig) -> list[str]:
+    """The flags of `runnel train RECIPE` for a placement: the settings that matter, or that the config has otherwise."""
+    now = flat(to_data(config))
+    found = {k: v for k, v in chosen_settings(p, config).items() if k in ALWAYS_TOLD or v != type(v)(now[k])}
+    if not p.one_process:
+        found["staleness.mode"] = p.staleness.mode
+        if p.staleness.mode == "window":
+            found["staleness.max_lag"] = p.staleness.max_lag
+    words = [(f"--{k.replace('_', '-')}", *(v if isinstance(v, tuple) else (str(v),))) for k, v in found.items()]
+    return [word for some in words for word in some]

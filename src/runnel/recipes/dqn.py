@@ -37,6 +37,7 @@ class Config(rl.ReplayEnvConfig):
             found["dqn.sigma"] = "is of dqn.head hl_gauss"
         if self.net.core == "none" or not self.replay.prioritised:
             found["dqn.eta"] = "is of priorities of sequences; set net.core and replay.prioritised"
+        found["net.critic_only"] = "the network that learns is the one that acts; ppo, sac and td3 have a critic beside it"
         return super().unused() | found
 
     def check(self) -> None:

@@ -2,6 +2,7 @@
 
 runnel train ippo --env my_game.py:MyGame --teams "red_.*=red" "blue_.*=blue"
 runnel train ippo --env my_game.py:MyGame --teams "red_.*=red" "blue_.*=run:runs/first@best#blue"
+runnel train ippo --env my_game.py:MyGame --net.core gru --teams "red_.*=red: 32 steps, burn-in 8" "blue_.*=blue"
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def build(c: Config) -> rl.Experiment:
     """Actors play and write a stream for each policy; an update takes one segment of each actor from every stream."""
     task = rl.graphs.TeamTask(c, stored=rl.run.stored_params)
     for side in task.trained.values():
-        c.ppo.check(c.batch_steps * len(side.agents) // c.placement.trainers)
+        # a row of a recurrent network is a whole segment
+        steps = 1 if c.net.core == "none" else side.route.samples[0].num_steps
+        c.ppo.check(c.batch_steps // steps * len(side.agents) // c.placement.trainers)
 
     def network(policy: str, spec: rl.core.EnvSpec) -> rl.nets.ActorCritic:
         body = rl.nets.build_body(spec, c.net, seed=rl.core.make_seed(c.seed, "team", policy))

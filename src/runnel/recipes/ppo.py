@@ -31,6 +31,7 @@ class Config(rl.EnvConfig):
     each."""
     member: int = rl.core.bounded(-1, at_least=-1)
     """Member of a population that `rl.load` returns; -1: the one with the highest return in training."""
+    exchange: rl.agents.ExchangeConfig = field(default_factory=rl.agents.ExchangeConfig)
     total_steps: int | None = 100_000
     """Budget in steps of the environment."""
     ppo: rl.agents.PPOConfig = field(default_factory=lambda: rl.agents.PPOConfig(normalise_obs=True, normalise_reward=True))
@@ -43,14 +44,18 @@ class Config(rl.EnvConfig):
     def unused(self) -> dict[str, str]:
         """The settings (or groups of them) that this run does not use, each with the reason."""
         found = super().unused() | self.ppo.unused("ppo", fresh=self.staleness.mode == "sync")
-        member = {} if self.population > 1 else {"member": "there is but one learner; set population"}
-        return found | member
+        one = "there is but one learner; set population"
+        member = {} if self.population > 1 else {"member": one, "exchange": one}
+        still = {} if self.exchange.every else dict.fromkeys(("exchange.settings", "exchange.spread"), "set exchange.every")
+        return found | still | member
 
     def check(self) -> None:
         """Raise a `ConfigError` for settings that cannot work together."""
         super().check()
         if self.member >= self.population:
             raise rl.ConfigError("member", self.member, f"use 0 to {self.population - 1}, or -1 for the best")
+        if self.exchange.every:
+            self.exchange.check(self.ppo, "ppo")
 
 
 def build(c: Config, learner: type[rl.agents.PPOLearner] = rl.agents.PPOLearner) -> rl.Experiment:
@@ -66,14 +71,16 @@ def build(c: Config, learner: type[rl.agents.PPOLearner] = rl.agents.PPOLearner)
         return learner(c.ppo, network(), seed=c.seed, collective=ranks, device=c.device)
 
     if c.population == 1:
-        return rl.on_policy_graph(c, task, network=network, learner=single, return_gamma=c.ppo.return_gamma)
+        gamma = c.ppo.return_gamma
+        return rl.on_policy_graph(c, task, network=network, learner=single, return_gamma=gamma, scores_levels=True)
 
     def networks(chosen: int | None = None) -> rl.nets.Population:
         members = [network(c.seed + i) for i in range(c.population)]
         return rl.nets.Population(members, num_envs=c.num_envs, chosen=chosen)
 
     def learners(ranks: rl.Collective) -> rl.Learner:
-        return rl.agents.PopulationLearner(c.ppo, networks(), seed=c.seed, device=c.device, learner=learner)
+        exchange = c.exchange if c.exchange.every else None
+        return rl.agents.PopulationLearner(c.ppo, networks(), seed=c.seed, device=c.device, learner=learner, exchange=exchange)
 
     gamma = c.ppo.return_gamma
     return rl.graphs.population_graph(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runnel.eval.statistics import FEWEST_SEEDS
 from runnel.report.page import fold
@@ -33,6 +33,8 @@ STALENESS = {
     "staleness/in_queue": "mean in queue",
 }
 PER_RUN = ("seed", "seeds", "out", "name", "tags", "track", "sinks", "record", "trace", "control", "checkpoint", "stop_on")
+MOST_TOLD = 12
+"""Changes of settings that are listed below the large picture."""
 MOST_FAINT = 30
 """With more runs than this, single runs are not drawn behind their mean: nobody could tell them apart."""
 MEANS = "Means over seeds. Bands: their 95 % interval by Student's t, of at least 3 seeds, cut to the range of the lines."
@@ -102,7 +104,14 @@ class Charts:
 def make_charts(runs: Sequence[History], by: By | None = None) -> Charts:
     """The charts of one or several runs. `by` gives the groups; default: those of `by_label`."""
     first, rest = _metric_figures(runs, by)
-    return Charts(score_figure(runs, by), first, rest)
+    score = score_figure(runs, by)
+    if len(runs) == 1 and (changes := runs[0].changes):
+        moments = [at for at, _ in changes]
+        score, *first = (replace(f, moments=moments) for f in (score, *first))
+        rest = [replace(f, moments=moments) for f in rest]
+        told = "; ".join(f"{axis_label(runs)} {at:,.0f}: {text}" for at, text in changes[:MOST_TOLD])
+        score = replace(score, note=f"Dashed: changes of settings. {told}{'; ...' if len(changes) > MOST_TOLD else ''}")
+    return Charts(score, first, rest)
 
 
 def _metric_figures(runs: Sequence[History], by: By | None) -> tuple[list[Figure], list[Figure]]:

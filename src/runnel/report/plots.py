@@ -26,6 +26,7 @@ color:var(--ink);font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 .chart .grid{stroke:currentColor;opacity:.11}.chart .axis{stroke:currentColor;opacity:.4}
 .chart path{fill:none;stroke-linejoin:round;stroke-linecap:round}
 .chart .raw{stroke-width:1;opacity:.32}.chart .line{stroke-width:2}.chart .band{stroke:none;opacity:.17}
+.chart .moment{stroke:currentColor;stroke-dasharray:3 4;opacity:.5}
 .chart .strip{fill:currentColor;opacity:0}.chart .strip:hover{opacity:.09}
 """ + "".join(f".chart .s{i}{{stroke:var(--c{i})}}.chart .f{i}{{fill:var(--c{i})}}" for i in range(NUM_COLORS))
 DARK = ".chart{--c0:#58b4dd;--c1:#f0935a;--c2:#7cc378;--c3:#c792e0;--c4:#dcbc55;--c5:#ec8aa5;--ink:#d7dce2;--paper:#14171b}"
@@ -129,8 +130,10 @@ def line_chart(
     width: int = 640,
     height: int = 260,
     standalone: bool = False,
+    moments: Sequence[float] = (),
 ) -> str:
-    """The series as one `<svg>`. `standalone` adds the style sheet and a background, for a file; a page has `STYLE` already."""
+    """The series as one `<svg>`. `standalone` adds the style sheet and a background, for a file; a page has `STYLE` already.
+    `moments` are positions at which something changed: dashed lines from top to bottom."""
     drawn = [(s, s.color if s.color is not None else i % NUM_COLORS) for i, s in enumerate(series) if len(s.x)]
     named = [(s.name, c) for s, c in drawn if not s.faint]
     legend, legend_height = _legend(named, width=width, y=38 if title else 18) if len(named) > 1 else ("", 0)
@@ -155,6 +158,8 @@ def line_chart(
         parts.append(f'<text class="muted" x="{width - 12}" y="18" text-anchor="end">{escape(y_label)}</text>')
     parts.append(legend)
     parts.extend(_axes(box, x_label))
+    for x in box.px(np.asarray([at for at in moments if box.x[0] <= at <= box.x[1]])).tolist():
+        parts.append(f'<path class="moment" d="M{x:.1f} {box.top:g}V{box.height - box.bottom:g}"/>')
     for s, color in drawn:
         parts.extend(_draw(s, color, box))
     if drawn:

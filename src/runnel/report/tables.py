@@ -60,6 +60,8 @@ class Figure:
     x_label: str = ""
     y_label: str = ""
     note: str = ""
+    moments: Sequence[float] = ()
+    """Positions at which a setting changed."""
 
     def html(self, *, large: bool = True) -> str:
         """The figure as HTML. A large one is drawn twice, for a wide page and for a phone; the style sheet shows one of
@@ -70,7 +72,15 @@ class Figure:
         return figure(self.svg(1000, 340), "wide") + figure(self.svg(460, 280), "narrow") + note
 
     def svg(self, width: int, height: int) -> str:
-        return line_chart(self.series, title=self.title, x_label=self.x_label, y_label=self.y_label, width=width, height=height)
+        return line_chart(
+            self.series,
+            title=self.title,
+            x_label=self.x_label,
+            y_label=self.y_label,
+            width=width,
+            height=height,
+            moments=self.moments,
+        )
 
     def csv_rows(self, *, faint: bool = True) -> list[list[str]]:
         """One row for each point that is drawn: of a long line at most 600. `faint` includes single runs behind their mean."""

@@ -17,6 +17,7 @@ from runnel.report.comparison import GOOD, comparison_page, csv_folder, run_rows
 from runnel.report.curves import Charts, by_label, make_charts, return_name
 from runnel.report.page import definitions, fact, fold, notices, page, section, text, tree
 from runnel.report.page import table as html_table
+from runnel.report.plans import predicted_rates
 from runnel.report.plots import NUM_COLORS
 from runnel.report.tables import Cell, Table, write_csv
 from runnel.report.verdicts import How, Verdicts, make_verdicts
@@ -82,7 +83,8 @@ def _write_numbers(runs: Sequence[History], charts: Charts, folder: Path) -> Non
     """Write all charts as one long table, and each table of the page."""
     write_csv(folder, "curves", charts.csv_rows())
     tables = [run_rows(runs), accounting_table(runs)]
-    tables += [_evaluations(runs[0]), *_result_tables(runs[0]), _stages(runs[0])] if len(runs) == 1 else []
+    if len(runs) == 1:
+        tables += [_evaluations(runs[0]), *_result_tables(runs[0]), _stages(runs[0]), predicted_rates(runs[0])]
     for part in tables:
         if part.rows:
             write_csv(folder, part.name, part.csv_rows())
@@ -116,7 +118,7 @@ def _single(run: History, target: Path, charts: Charts) -> str:
             _header(run),
             section("Learning", charts.html()),
             section("Evaluation tables", "".join(table.html() for table in _result_tables(run))),
-            section("Where the time goes", _time(run)),
+            section("Where the time goes", _time(run), predicted_rates(run).html()),
             section("Sample accounting", accounting([run])),
             section("Completions", _samples(run)),
             section("Messages", _events(run)),

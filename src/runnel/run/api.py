@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -25,10 +25,9 @@ from runnel.core.errors import CheckpointError, ConfigError, DiskError, RunnelEr
 from runnel.core.resolve import refuse_while_loading
 from runnel.core.resuming import check_changes
 from runnel.flow.inference.inline import InlineClient
-from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.graphs import user_objects
 from runnel.graphs.env_config import OF_THE_ENV, other_env
-from runnel.graphs.experiment import EvaluationSpec, Experiment, describe
+from runnel.graphs.experiment import Experiment, describe
 from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.nets.policy import EnvPolicy
 from runnel.report.write import write_report
@@ -41,7 +40,9 @@ from runnel.run.events import Event, PolicyNow
 from runnel.run.export import EXPORTS, check_model_folder, export_policy
 from runnel.run.launchers import check_ray, inproc, local
 from runnel.run.ledger import Callbacks, Ledger
+from runnel.run.live_settings import LiveSettings
 from runnel.run.room import check_disk
+from runnel.run.saved import client_of, open_run, params_of, serving, steps_at
 from runnel.run.session import Session, catch_signals, how_to_go_on, tell_job
 from runnel.run.tracing import LauncherTrace
 from runnel.run.trust import check_code, recipe_of, remember_run
@@ -130,9 +131,10 @@ def train_config(
     callbacks: Callbacks | None = None,
     progress: bool | None = None,
     command: str = "",
+    changes: Sequence[Row] = (),
 ) -> Run:
     """Train a resolved config. `objects` are in-process values (a lambda) that the config refers to by name; `progress` is as
-    for `train`."""
+    for `train`; `changes` of live settings (`RunFolder.read_changes` of another run) are made at the same versions again."""
     refuse_while_loading("rl.train_config")
     with user_objects.live_objects(objects or {}, config.launcher):
         config.check()
@@ -141,11 +143,11 @@ def train_config(
         experiment = registry.build(recipe, config)
         _check_machine(experiment)
         odd, (notes, warned) = _warn(experiment.look()), _about_budget(experiment)
-        warm, fell_back = warm_params(experiment)
-        learner = warm_learner(experiment)
+        (warm, fell_back), learner = warm_params(experiment), warm_learner(experiment)
         folder = _create_folder(recipe, experiment, command)
         with _told_of_disk(folder), folder.held():
             session = _open_session(experiment, folder, callbacks)
+            session.live = LiveSettings(folder, config, changes)
             session.warm_params, session.warm_learner = None if warm is None else dict(warm.params), learner
             session.notes = [*about_zoo(recipe, config), *told, *odd, *notes, *remember_run(folder)]
             session.warnings = [*warned, *fell_back]
@@ -179,12 +181,12 @@ def resume(
     **settings: object,
 ) -> Run:
     """Go on with a run from its newest good checkpoint; `total_steps` (or another budget) extends it. `trust`: as in `load`."""
-    folder, module, saved = _open_run(run, trust=trust, given=settings)
+    folder, module, saved = open_run(run, trust=trust, given=settings)
     own = check_code(folder.path, recipe_of(folder), saved, trust=trust, given=settings, training=True)
     settings, objects = user_objects.name_objects(settings)
     before = registry.absolute_paths(override(module.Config(), saved))
     config = registry.absolute_paths(one_budget(override(before, settings), settings))
-    changes = check_changes(before, config, str(run))
+    changes, history = check_changes(before, config, str(run)), folder.read_changes()
     callbacks = Callbacks(on_update, on_episode, on_eval, on_checkpoint)
     with user_objects.live_objects(objects, config.launcher), _told_of_disk(folder), folder.held():
         found = Checkpoints(folder.checkpoints).newest()
@@ -193,6 +195,7 @@ def resume(
         experiment = registry.build(module.name, config)
         _check_machine(experiment, held=sum(size for _, size in folder.checkpoint_sizes()))
         session = _open_session(experiment, folder, callbacks)
+        session.live = LiveSettings(folder, config, history, forget=changes)
         session.hold()
         with _put_back(session, (folder.config, folder.info)):
             folder.write_config(to_data(config))
@@ -241,10 +244,10 @@ def load(run: str | Path, *, best: bool = False, trust: bool = False, **settings
     `env=` is needed again only for a run that was trained with an in-process environment (a lambda). `trust=True` lets a run
     that you did not make here run the code that its folder names; without it, such a run is refused with a list of that code.
     """
-    folder, module, saved = _open_run(run, trust=trust, given=settings)
+    folder, module, saved = open_run(run, trust=trust, given=settings)
     settings, objects = user_objects.name_objects(settings)
     config = override(override(module.Config(), saved), settings)
-    params = _params_of(folder, best=best)
+    params = params_of(folder, best=best)
     with user_objects.live_objects(objects, "inproc"):
         policy, inferencer = registry.build_saved(module.name, config, settings).policy()
     try:
@@ -255,11 +258,6 @@ def load(run: str | Path, *, best: bool = False, trust: bool = False, **settings
     return policy
 
 
-def _params_of(folder: RunFolder, *, best: bool) -> ParamSet:
-    """The parameters of a run's newest good checkpoint, or of its best evaluation."""
-    return BestParams(folder.best).load()[0] if best else Checkpoints(folder.checkpoints).newest_params()
-
-
 def export(run: str | Path, folder: str | Path, *, format: str = "", best: bool = False, trust: bool = False) -> Path:
     """Write the policy of a run for other programs, the newest or the `best` one; returns the folder.
 
@@ -267,8 +265,8 @@ def export(run: str | Path, folder: str | Path, *, format: str = "", best: bool 
     are written as) and `onnx`: the greedy policy as one graph, policy.pt2 or policy.onnx, and policy.json, which says how to
     call it. `trust`: as in `load`.
     """
-    source, module, saved = _open_run(run, trust=trust)
-    config, params = override(module.Config(), saved), _params_of(source, best=best)
+    source, module, saved = open_run(run, trust=trust)
+    config, params = override(module.Config(), saved), params_of(source, best=best)
     experiment = registry.build_saved(module.name, config)
     kind = format or ("torch" if experiment.export is None else "hf")
     if kind not in EXPORTS:
@@ -301,7 +299,7 @@ def evaluate_run(
     """Measure the policy of a run, the newest or the `best` one, on `episodes` fresh episodes of its own task. `settings`
     change its config; with `env`, `env_kwargs` or `wrappers` it plays another environment of the same spaces.
     `trust`: as in `load`."""
-    folder, module, saved = _open_run(run, trust=trust, given=settings or ())
+    folder, module, saved = open_run(run, trust=trust, given=settings or ())
     before = override(module.Config(), saved)
     config = override(before, {"eval.episodes": episodes, **(settings or {})})
     if OF_THE_ENV & {*(settings or {})}:
@@ -310,7 +308,7 @@ def evaluate_run(
     spec = experiment.evaluation
     if spec is None:
         raise ConfigError("run", str(run), "its recipe has no evaluation; load the policy and play it yourself")
-    with _client_of(folder, spec, best=best) as client, ExitStack() as stack:
+    with client_of(folder, spec, best=best) as client, ExitStack() as stack:
         evaluation = spec.make()
         stack.callback(evaluation.close)
         others = {name: stack.enter_context(_other(folder, experiment, *asked)) for name, asked in spec.others.items()}
@@ -331,7 +329,7 @@ def record(
 ) -> list[Path]:
     """Record episodes of a run's newest (or `best`) policy as video, beside those it has in its folder or in the folder `out`;
     returns the files. `seed` another number: other episodes. `fps` 0: as the environment says. `trust`: as in `load`."""
-    folder, module, saved = _open_run(run, trust=trust)
+    folder, module, saved = open_run(run, trust=trust)
     asked = {"record.videos": episodes, "record.max_steps": max_steps, "record.fps": fps, "eval.episodes": 1}
     if episodes < 1:
         raise ConfigError("episodes", episodes, "record at least 1")
@@ -344,28 +342,11 @@ def record(
     with ExitStack() as stack:
         if out is None:
             stack.enter_context(folder.held())
-        client = stack.enter_context(_client_of(folder, spec, best=best))
-        steps = _steps_at(folder, client.version)
+        client = stack.enter_context(client_of(folder, spec, best=best))
+        steps = steps_at(folder, client.version)
         made = spec.recorder().run(client, round_index=FRESH_ROUND + seed, progress=progress)
         rows = [files.add(event, version=client.version, steps=steps, again=True) for event in made]
     return [files.folder / row["file"] for row in rows]
-
-
-def _steps_at(folder: RunFolder, version: int) -> int:
-    """Environment steps of a run at a version with saved parameters. The checkpoint has them, or the row of its evaluation."""
-    manifest = Checkpoints(folder.checkpoints).newest(("params",))[1]
-    if manifest["version"] == version:
-        return int(manifest["steps"])
-    return next(
-        (int(row["steps"]) for row in folder.read_rows()[0] if row.get("kind") == "eval" and row["version"] == version), 0
-    )
-
-
-@contextmanager
-def _client_of(folder: RunFolder, spec: EvaluationSpec, *, best: bool) -> Iterator[InlineClient]:
-    """The policy of a run's newest good checkpoint, or of its best evaluation, as its evaluation asks it."""
-    with _serving(spec.inferencer(), _params_of(folder, best=best)) as client:
-        yield client
 
 
 @contextmanager
@@ -376,34 +357,8 @@ def _other(folder: RunFolder, e: Experiment, make: Callable[[], Inferencer], cha
         part = "params" if channel == e.leader.channel else f"params-{e.publisher_of(channel)}"
         path, manifest, _ = Checkpoints(folder.checkpoints).newest((part,))
         params = ParamSet(manifest["version"], read_params(path, part))
-    with _serving(make(), params) as client:
+    with serving(make(), params) as client:
         yield client
-
-
-@contextmanager
-def _serving(inferencer: Inferencer, params: ParamSet) -> Iterator[InlineClient]:
-    """A client of an inferencer that has loaded `params`."""
-    channel = LocalChannel("policy", shared=False, depth=1)
-    channel.publish(params.version, params.params)
-    client = InlineClient(inferencer, ChannelSubscriber(channel))
-    try:
-        client.sync()
-        yield client
-    finally:
-        client.close()
-
-
-def _open_run(run: str | Path, *, trust: bool = False, given: Collection[str] = ()) -> tuple[RunFolder, registry.Recipe, Row]:
-    """A run's folder, recipe and config, if what they name may be run (`run/trust.py`). Without its own config a run would be
-    taken for one of the recipe's defaults."""
-    folder = RunFolder.open(run)
-    folder.check_files()
-    for path in (folder.info, folder.config):
-        if not path.is_file():
-            raise ConfigError("run", str(run), f"its {path.name} is missing; restore that file")
-    recipe, config = recipe_of(folder), folder.read_config()
-    check_code(folder.path, recipe, config, trust=trust, given=given)
-    return folder, registry.load_recipe(recipe), config
 
 
 def _create_folder(recipe: str, experiment: Experiment, command: str) -> RunFolder:
@@ -437,9 +392,12 @@ def _check_packages(config: RunConfig) -> None:
 
 
 def _check_machine(experiment: Experiment, *, held: int = 0) -> None:
-    """Refuse videos that cannot be made here, and checkpoints that will not fit on the disk. `held` is as for `check_disk`."""
+    """Refuse videos that cannot be made here, data that are not here, and checkpoints that will not fit on the disk. `held` is
+    as for `check_disk`."""
     if experiment.config.record.videos:
         _check_recorder(experiment)
+    if experiment.check_here is not None:
+        experiment.check_here()
     check_disk(experiment, held=held)
 
 

@@ -6,7 +6,7 @@ the local launcher runs the same rounds over fewer workers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -26,6 +26,7 @@ from runnel.flow.slots import SlotTable
 from runnel.flow.workers.actor import ActorWorker
 from runnel.flow.workers.evaluator import EvaluatorWorker
 from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer
+from runnel.flow.workers.settings import Change
 from runnel.flow.workers.trainer import TrainerWorker
 from runnel.flow.workers.transform import TransformWorker
 from runnel.run.tracing import UpdateCounts
@@ -55,6 +56,24 @@ class ProcessGroup:
     def trainer(self) -> TrainerWorker | None:
         """The leading trainer, if it lives here."""
         return next((w for w in self.workers if isinstance(w, TrainerWorker) and w.leads), None)
+
+    @property
+    def ranks(self) -> list[TrainerWorker | FollowingTrainer]:
+        """The ranks of all trainers that live here."""
+        return [w for w in self.workers if isinstance(w, TrainerWorker | FollowingTrainer)]
+
+    def live(self) -> dict[str, State]:
+        """The live settings that learners here take: by trainer, `names`, and the `members` that have values of their own."""
+        return {r.trainer: {"names": r.changes.names, "members": r.changes.members} for r in self.ranks if r.changes.names}
+
+    def next_versions(self) -> dict[str, int]:
+        """By trainer, the first version whose update can use a changed setting."""
+        return {rank.trainer: rank.next_version for rank in self.ranks}
+
+    def change_settings(self, changes: Sequence[Change]) -> None:
+        """Make `changes` of settings, each at its version; they replace all that were given before."""
+        for rank in self.ranks:
+            rank.changes.replace([change for change in changes if change["trainer"] == rank.trainer])
 
     @property
     def evaluator(self) -> EvaluatorWorker | None:

@@ -20,6 +20,7 @@ from runnel.core.clock import Clock
 from runnel.core.disk import refused
 from runnel.core.errors import ConfigError, DiskError
 from runnel.core.state import State
+from runnel.core.trajectories import channel_metric
 from runnel.core.user_code import brief, mistake
 from runnel.eval.statistics import summarise
 from runnel.eval.tally import incomplete
@@ -38,7 +39,7 @@ from runnel.track.sinks import GuardedSink, JsonlSink, Sink
 from runnel.track.status import make_end
 
 Callback = Callable[[Event], object]
-What = Literal["checkpoint", "restart", "worker_lost", "resume", "warning", "order", "note", "collapse"]
+What = Literal["checkpoint", "restart", "worker_lost", "resume", "warning", "order", "plan", "note", "collapse", "setting"]
 """What an event is about."""
 RECENT_EPISODES = 100
 WINDOW_S = 5.0
@@ -112,6 +113,7 @@ class Ledger:
         self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
         self._by_policy: dict[str, deque[float]] = {}
+        self._channels: dict[str, deque[float]] = {}
         """Recent returns of each policy, where several play together."""
         self._num_episodes = 0
         self._others: dict[str, float] = {}
@@ -123,6 +125,13 @@ class Ledger:
         """The newest version that an engine has checked, and the largest numbers that any of them found."""
         self._log_every, self._sums = log_every, dict[str, tuple[float, int]]()
         self._stages: dict[str, float] = {}
+        self.spent: dict[str, float] = {}
+        """Seconds of work by worker since the session began; those of workers that left stay."""
+        self.cpu: dict[str, float] = {}
+        """Seconds of computing by process, the same way."""
+        self._cpu_of: dict[str, float] = {}
+        self.pace: Row = {}
+        """Rates and idle shares at the last update."""
         self._start = clock.now()
         self._first = _Mark(self._start, 0, 0, {})
         self._marks: deque[_Mark] = deque(maxlen=200)
@@ -182,6 +191,14 @@ class Ledger:
     def add_stages(self, stages: Mapping[str, float]) -> None:
         for name, seconds in stages.items():
             self._stages[name] = self._stages.get(name, 0.0) + seconds
+            worker = name.partition("/")[0]
+            self.spent[worker] = self.spent.get(worker, 0.0) + seconds
+
+    def note_cpu(self, group: str, seconds: float) -> None:
+        """The process of a group has computed so long since it started. One that was started again counts from 0."""
+        before = self._cpu_of.get(group, 0.0)
+        self.cpu[group] = self.cpu.get(group, 0.0) + (seconds - before if seconds >= before else seconds)
+        self._cpu_of[group] = seconds
 
     def forget(self, workers: Sequence[str]) -> None:
         """These workers left by order: report no idle time for them."""
@@ -204,6 +221,9 @@ class Ledger:
                 self._eval(event)
             elif kind == "proof":
                 self._proof(event["version"], event["metrics"])
+            elif kind == "setting":
+                told = f"{event['name']} = {event['value']!r} from now on"
+                self.note(told, what="setting", about={"name": event["name"], "value": event["value"]})
             elif kind == "sample":
                 self._samples.row({k: v for k, v in event.items() if k != "worker"})
             elif kind in ("video", "group"):
@@ -217,6 +237,10 @@ class Ledger:
                 where = f"environment {event['env']}, episode {event['episode']}, step {event['step']}"
                 text = f"{event['worker']}: {kind.replace('_', ' ')} ({where}): {event['error']}"
                 self._trouble(f"{kind} {mistake(event['error'])}", text)
+            elif kind == "call_retried":
+                self._faults[kind] = self._faults.get(kind, 0) + 1
+                text = f"{event['worker']}: a reward was called again: {event['reason']} {event['prompt']}"
+                self._trouble(f"{kind} {mistake(event['reason'])}", text)
             else:
                 self.note(f"{event['worker']}: {event['text']}", level=event.get("level", "info"))
 
@@ -255,6 +279,8 @@ class Ledger:
         self._lengths.append(event["length"])
         for policy, total in event.get("by_policy", {}).items():
             self._by_policy.setdefault(policy, deque(maxlen=RECENT_EPISODES)).append(total)
+        for channel, total in event.get("channels", {}).items():
+            self._channels.setdefault(channel_metric(channel), deque(maxlen=RECENT_EPISODES)).append(total)
         self._num_episodes += 1
         self._call(self._callbacks.on_episode, event)
 
@@ -303,6 +329,7 @@ class Ledger:
             found["episode_length"] = sum(self._lengths) / len(self._lengths)
             found["episodes"] = float(self._num_episodes)
         found |= {f"return/{policy}": sum(recent) / len(recent) for policy, recent in self._by_policy.items()}
+        found |= {name: sum(recent) / len(recent) for name, recent in self._channels.items()}
         found |= {f"faults/{kind}": float(num) for kind, num in self._faults.items()}
         proved, numbers = self._proved
         return found | ({**numbers, "mismatch/canary_version": float(proved)} if numbers else {})
@@ -359,7 +386,7 @@ class Ledger:
             row["system"] = system
             self._next_look = now + LOOK_EVERY_S
         self._marks.append(_Mark(now, self.steps, self.tokens, dict(self._busy)))
-        self._stages = {}
+        self._stages, self.pace = {}, row
         return row
 
     def _eval(self, event: Row) -> None:
@@ -497,6 +524,7 @@ class Ledger:
             "returns": list(self._returns),
             "lengths": list(self._lengths),
             "by_policy": {policy: list(recent) for policy, recent in self._by_policy.items()},
+            "channels": {name: list(recent) for name, recent in self._channels.items()},
             "num_episodes": self._num_episodes,
             "faults": dict(self._faults),
             "others": dict(self._others),
@@ -518,6 +546,8 @@ class Ledger:
         self._lengths.extend(state["lengths"])
         kept = state.get("by_policy", {})  # older checkpoints have none
         self._by_policy = {policy: deque(recent, maxlen=RECENT_EPISODES) for policy, recent in kept.items()}
+        kept = state.get("channels", {})  # older checkpoints have none
+        self._channels = {name: deque(recent, maxlen=RECENT_EPISODES) for name, recent in kept.items()}
         self._num_episodes, self._wall_before = state["num_episodes"], state["wall_s"]
         self._faults = dict(state["faults"])
         self._others = dict(state.get("others", {}))  # older checkpoints have none
@@ -533,7 +563,7 @@ class Ledger:
         self._first = _Mark(self._start, self.steps, self.tokens, {})
         self._marks.clear()
         self._pace = Pace()
-        self._busy, self._stages = {}, {}
+        self._busy, self._stages, self.spent, self.cpu = {}, {}, {}, {}
         self.last_eval = state["last_eval"]
         if self._watcher is not None:
             self._watcher.restore(state.get("watch", {}))  # older checkpoints have none

@@ -71,9 +71,16 @@ def absolute_paths(config: RunConfig) -> RunConfig:
         value = getattr(config, f.name)
         if isinstance(value, str) and (found := _absolute_code(value)) != value:
             changes[f.name] = found
+        elif f.name == "tasks":
+            changes[f.name] = tuple(_absolute_source(v) for v in value)
         elif isinstance(value, tuple) and all(isinstance(v, str) for v in value):
             changes[f.name] = tuple(_absolute_code(v) for v in value)
-        elif f.name in ("task", "model") and isinstance(value, str) and ("/" in value or "." in value) and Path(value).exists():
+        elif (
+            f.name in ("task", "model", "data")
+            and isinstance(value, str)
+            and ("/" in value or "." in value)
+            and Path(value).exists()
+        ):
             changes[f.name] = str(Path(value).resolve())
         elif isinstance(value, DataConfig):
             changes[f.name] = value.absolute()
@@ -85,6 +92,13 @@ def _absolute_code(value: str) -> str:
     kind = "tensor:" if value.startswith("tensor:") else ""
     path, _, name = value.removeprefix(kind).rpartition(":")
     return f"{kind}{Path(path).resolve()}:{name}" if path.endswith(".py") and not Path(path).is_absolute() else value
+
+
+def _absolute_source(value: str) -> str:
+    """`NAME=TASK` with the full path of the task's file or folder."""
+    name, equals, task = value.partition("=")
+    task = str(Path(task).resolve()) if ("/" in task or "." in task) and Path(task).exists() else _absolute_code(task)
+    return f"{name}{equals}{task}"
 
 
 def configure(recipe: Recipe, settings: Mapping[str, object]) -> RunConfig:

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +15,17 @@ from pathlib import Path
 from torch import Tensor
 
 from runnel.core.clock import Clock
-from runnel.core.errors import CheckpointError, RunnelError
+from runnel.core.errors import CheckpointError, ConfigError, RunnelError
 from runnel.core.state import State
 from runnel.flow.params import Kept
 from runnel.graphs.experiment import Experiment
+from runnel.run.balance import Balance
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import Checkpoints, Manifest, fell_back, read_parts
 from runnel.run.ledger import Ledger
+from runnel.run.live_settings import LiveSettings
 from runnel.run.names import JOB_RUN
+from runnel.run.replan import Replan
 from runnel.run.restorable import check_restorable
 from runnel.track.folder import Row, RunFolder
 
@@ -52,8 +55,12 @@ class Session:
     warnings: list[str] = field(default_factory=list)
     """What the user was warned of before it started."""
     interrupted: threading.Event = field(default_factory=threading.Event)
+    live: LiveSettings = field(init=False)
+    """The settings that may change while the run goes on."""
     beginning: State = field(default_factory=dict)
     """What the ledger held before the first start; also of a run that was resumed."""
+    steering: Balance | Replan | None = None
+    """Changes the number of workers while the run goes on; each start begins with those of the config."""
     _looked: float = 0.0
     _orders_read: int = -1
     _heard: list[Row] = field(default_factory=list)
@@ -66,14 +73,19 @@ class Session:
     _refused: dict[str, str] = field(default_factory=dict)
     """Checkpoints that could not be restored, by name, and why."""
 
+    def __post_init__(self) -> None:
+        self.live = LiveSettings(self.folder, self.experiment.config)
+
     def hold(self) -> None:
         """Write nothing into the run's folder before `begin`."""
         self.held = True
         self.ledger.hold()
 
-    def begin(self) -> None:
-        """All workers are set up: do what was held back."""
+    def begin(self, live: Mapping[str, Row]) -> None:
+        """All workers are set up: do what was held back. `live` says which live settings the trainers take."""
         self.started = True
+        balance = Balance.of(self.experiment.config, self.experiment.leader.name)
+        self.steering = balance or Replan.of(self.experiment, self.groups)
         # the order matters: cut files back to the checkpoint before rows are appended to them
         if self.held:
             self.held = False
@@ -82,6 +94,7 @@ class Session:
                 do()
             self._later.clear()
             self.ledger.release()
+        self.live.begin(live)
         self._refused.clear()  # these are renamed by now, and new checkpoints may get their old names
 
     def when_started(self, do: Callable[[], None]) -> None:
@@ -151,10 +164,24 @@ class Session:
             path.rename(path.with_name(f"damaged-{path.name}-{self.epoch}"))
 
     def orders(self) -> list[Row]:
-        """The orders (stop, checkpoint) that people gave since the last call."""
+        """The orders (stop, checkpoint, scale) that people gave since the last call, and those that the run gives itself."""
         self.listen()
         found, self._heard = self._heard, []
-        return found
+        return found + self._steered(found)
+
+    def _steered(self, given: Sequence[Row]) -> list[Row]:
+        """An order to change the number of workers, if `staleness.balance` or `placement.replan_s` asks for one."""
+        if self.steering is None:
+            return []
+        for order in given:
+            if order["op"] == "scale":
+                self.steering.hear(order)
+        found = self.steering.look(self.clock.now(), self.ledger)
+        if found is None:
+            return []
+        numbers = dict(found.numbers)
+        self.ledger.note(found.why, what=found.what, about={"numbers": numbers, **found.about} if numbers else found.about)
+        return [{"op": "scale", "numbers": numbers}] if numbers else []
 
     def listen(self) -> None:
         """Read new orders, at most once a second. Long operations call it too, because it carries out a stop."""
@@ -170,6 +197,19 @@ class Session:
                 self.interrupted.set()
             elif order["op"] == "checkpoint":
                 self.ledger.note("a checkpoint was ordered", what="order")
+
+    def settings_ordered(self, orders: Sequence[Row]) -> dict[str, object]:
+        """The new values of live settings in `orders`. An order that cannot be followed is told, and changes nothing."""
+        found: dict[str, object] = {}
+        for order in orders:
+            if order["op"] == "set":
+                try:
+                    self.live.check(found | order["settings"])
+                except ConfigError as error:
+                    self.ledger.note(f"refused: {error}", level="warning", what="order")
+                else:
+                    found |= order["settings"]
+        return found
 
     def should_stop(self) -> str | None:
         """The status to end with, or None to go on."""

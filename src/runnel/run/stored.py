@@ -1,8 +1,9 @@
-"""Policies of stored runs, as opponents that never change: `run:FOLDER[@WHICH][#MEMBER]`.
+"""Policies of stored runs, as opponents that never change: `run:FOLDER[@WHICH][[QUERY]][#MEMBER]`.
 
 WHICH is `newest` (the default), `best`, or the number of a version that is kept; MEMBER is needed where that run trained
-several policies. What is chosen when a run is made is written into its settings as `run:FOLDER@VERSION+CHECKSUM#MEMBER`, so
-that a resumed run uses the same parameters or none. Only parameters are read: no code of that run, and no setting.
+several policies. QUERY (`queries.py`) says what the newest or the best must have, and FOLDER may stand for several runs. What
+is chosen when a run is made is written into its settings as `run:FOLDER@VERSION+CHECKSUM#MEMBER`, so that a resumed run uses
+the same parameters or none. Only parameters, tags and measurements are read: no code of that run.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from pathlib import Path
 from torch import Tensor
 
 from runnel.core.errors import CheckpointError, ConfigError
-from runnel.core.routes import STORED
+from runnel.core.routes import OPTIONS, STORED
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import Checkpoints, read_params, verify
+from runnel.run.queries import answer, known_versions, runs_in
 from runnel.track.folder import RunFolder
 
-_FORM = re.compile(r"run:(?P<folder>[^#]+?)(@(?P<which>newest|best|\d+)(\+(?P<checksum>[0-9a-f]+))?)?(#(?P<member>[\w.-]+))?")
+_FORM = re.compile(
+    r"run:(?P<folder>[^#\[\]]+?)(@(?P<which>newest|best|\d+)(\+(?P<checksum>[0-9a-f]+))?)?"
+    r"(\[(?P<query>[^\]]+)\])?(#(?P<member>[\w.-]+))?"
+)
 _DIGITS = 12
 """Digits of a checksum that are kept."""
 
@@ -34,44 +39,52 @@ class StoredPolicy:
     which: str = "newest"
     checksum: str = ""
     member: str = ""
+    query: str = ""
 
     def __str__(self) -> str:
         checksum, member = f"+{self.checksum}" if self.checksum else "", f"#{self.member}" if self.member else ""
-        return f"{STORED}{self.folder}@{self.which}{checksum}{member}"
+        query = f"[{self.query}]" if self.query else ""
+        return f"{STORED}{self.folder}@{self.which}{checksum}{query}{member}"
 
 
 def parse_stored(text: str) -> StoredPolicy:
-    """Read `run:FOLDER[@WHICH][#MEMBER]`.
+    """Read `run:FOLDER[@WHICH][[QUERY]][#MEMBER]`.
 
     >>> parse_stored("run:runs/x@best#red")
-    StoredPolicy(folder='runs/x', which='best', checksum='', member='red')
-    >>> str(parse_stored("run:runs/x"))
-    'run:runs/x@newest'
+    StoredPolicy(folder='runs/x', which='best', checksum='', member='red', query='')
+    >>> str(parse_stored("run:runs/*[win_rate=0.6..0.8]"))
+    'run:runs/*@newest[win_rate=0.6..0.8]'
     """
     found = _FORM.fullmatch(text)
     if found is None:
-        raise ConfigError(
-            "teams", text, "write run:FOLDER, run:FOLDER@best or run:FOLDER@VERSION, and #POLICY where it has several"
-        )
-    return StoredPolicy(found["folder"], found["which"] or "newest", found["checksum"] or "", found["member"] or "")
+        fix = "write run:FOLDER, run:FOLDER@best, run:FOLDER@VERSION or run:FOLDER@newest[win_rate=0.6..0.8], and #POLICY where"
+        raise ConfigError("teams", text, f"{fix} it has several")
+    which, query = found["which"] or "newest", found["query"] or ""
+    if query and which.isdigit():
+        raise ConfigError("teams", text, "a number says already which version; ask with @newest or @best, or without brackets")
+    return StoredPolicy(found["folder"], which, found["checksum"] or "", found["member"] or "", query)
 
 
 def pin_teams(teams: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """`teams` in which every stored policy is one version of one run, and what to tell of each choice."""
     pinned, told = [], []
     for entry in teams:
-        pattern, equals, policy = entry.partition("=")
+        pattern, equals, rest = entry.partition("=")
+        policy, colon, options = rest.partition(OPTIONS)
         if not policy.startswith(STORED):
             pinned.append(entry)
             continue
-        chosen = choose(parse_stored(policy))
-        pinned.append(f"{pattern}{equals}{chosen}")
-        told.append(f"agents {pattern!r} follow version {chosen.which} of {chosen.folder}, which never changes")
+        asked = parse_stored(policy)
+        chosen = choose(asked)
+        pinned.append(f"{pattern}{equals}{chosen}{colon}{options}")
+        why = f", the {asked.which} with {asked.query}" if asked.query else ""
+        told.append(f"agents {pattern!r} follow version {chosen.which} of {chosen.folder}{why}, which never changes")
     return tuple(pinned), told
 
 
 def choose(policy: StoredPolicy) -> StoredPolicy:
     """The same with the version, checksum and member that it comes to now."""
+    policy = _answered(policy)
     path, version, digest = _find(policy)
     member = _member_of(policy, read_params(path))
     return replace(policy, folder=str(Path(policy.folder).resolve()), which=str(version), checksum=digest, member=member)
@@ -80,7 +93,7 @@ def choose(policy: StoredPolicy) -> StoredPolicy:
 @lru_cache(maxsize=8)
 def stored_params(text: str) -> Mapping[str, Tensor]:
     """The parameters of a stored policy, verified; read once in a process."""
-    policy = parse_stored(text)
+    policy = _answered(parse_stored(text))
     path, _, digest = _find(policy)
     if policy.checksum not in ("", digest):
         fix = f"version {policy.which} there is not what it was when this run began (checksum {digest}); restore it"
@@ -88,6 +101,26 @@ def stored_params(text: str) -> Mapping[str, Tensor]:
     params = read_params(path)
     start = f"{member}/" if (member := _member_of(policy, params)) else ""
     return {name.removeprefix(start): x for name, x in params.items() if name.startswith(start)}
+
+
+def _answered(policy: StoredPolicy) -> StoredPolicy:
+    """The same with the run and the version that its query comes to now; as it is without a query."""
+    if not policy.query and not any(sign in policy.folder for sign in "*?"):
+        return policy
+    versions = []
+    for run in runs_in(policy.folder):
+        member = policy.member or _only_member(policy, run)
+        versions += known_versions(run, member)
+    if policy.which.isdigit():
+        versions = [v for v in versions if v.version == int(policy.which)]
+    found = answer(str(policy), policy.query, versions, best=policy.which == "best")
+    return replace(policy, folder=str(found.run.path), which=str(found.version), query="")
+
+
+def _only_member(policy: StoredPolicy, run: RunFolder) -> str:
+    """The policy of a run that has one."""
+    kept = [*Checkpoints(run.checkpoints).finished(), *(one.path for one in BestParams(run.best).kept())]
+    return _member_of(replace(policy, folder=str(run.path)), read_params(kept[-1])) if kept else ""
 
 
 def _find(policy: StoredPolicy) -> tuple[Path, int, str]:

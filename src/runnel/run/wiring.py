@@ -41,10 +41,11 @@ from runnel.flow.workers.policy import PolicyWorker
 from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer
 from runnel.flow.workers.trainer import TrainerWorker
 from runnel.flow.workers.transform import TransformWorker
-from runnel.graphs.experiment import ActorSpec, Experiment, InferenceStream, TrainerSpec, TransformSpec
+from runnel.graphs.experiment import TASKS, ActorSpec, Experiment, InferenceStream, TrainerSpec, TransformSpec
 from runnel.graphs.run_config import RunConfig
 from runnel.nets.inferencer import TorchInferencer
 from runnel.run.group import ProcessGroup
+from runnel.run.live_settings import live_owners
 
 
 class Outer(Protocol):
@@ -254,6 +255,7 @@ class _Wiring:
         e, num_ranks = self.experiment, len(self.experiment.ranks_of(spec))
         collective = rank_collective(e.config, rank, num_ranks, self._outer().meet_at) if num_ranks > 1 else None
         idle_rows = any(ACTIVE in e.stream(name).fields for name in spec.reads)
+        live = live_owners(e.config)
         made = e.accelerator.learner(spec.learner(SingleProcess() if collective is None else collective), idle_rows=idle_rows)
         learner, leads = made.learner, spec is e.leader
         if rank:
@@ -271,8 +273,10 @@ class _Wiring:
                 phases=spec.phases,
                 budget=e.budget_of(spec),
                 token_streams=spec.token_streams,
+                view=spec.view,
                 here=here,
                 leads=leads,
+                live=live,
             )
         readers = {name: self._shared_reader(name) for name in spec.reads}
         kind = TrainerWorker if collective is None else partial(LeadingTrainer, collective=collective)
@@ -285,9 +289,13 @@ class _Wiring:
             phases=spec.phases,
             budget=e.budget_of(spec),
             token_streams=spec.token_streams,
+            view=spec.view,
             frozen={name: self._publisher(name) for name in e.frozen_channels} if leads else None,
             loads={name: self._subscriber(name) for name in spec.loads},
+            curriculum=e.curriculum() if leads and e.curriculum is not None else None,
+            tasks=self._publisher(TASKS) if leads and e.curriculum is not None else None,
             leads=leads,
+            live=live,
         )
         if made.text:
             trainer.emit({"kind": "event", "text": made.text})
@@ -382,7 +390,9 @@ class _Wiring:
         return channel if self._track is None else cast(Channel, TracedPublisher(channel, self._track))
 
     def _subscriber(self, channel: str) -> ChannelSubscriber:
-        end = ChannelSubscriber(self._params(channel) if channel else NoChannel())
+        e = self.experiment
+        history = self._params(TASKS) if channel == e.leader.channel and e.curriculum is not None else None
+        end = ChannelSubscriber(self._params(channel) if channel else NoChannel(), history)
         return end if self._track is None else cast(ChannelSubscriber, TracedSubscriber(end, self._track, channel))
 
     def _outer(self) -> Outer:

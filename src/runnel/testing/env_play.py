@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,9 @@ import numpy as np
 
 from runnel.core.action_codec import env_action, flat_mask, mask_parts
 from runnel.core.spaces import ActionSpec
+from runnel.envs.rewind import reset_to
 from runnel.envs.spaces import MASK, Action, Info, Obs, action_spec, mask_in_obs
+from runnel.testing.env_channels import SIX, check_channels
 from runnel.testing.env_report import EnvReport
 from runnel.testing.env_values import check_outcome, check_size, check_value
 
@@ -34,16 +36,18 @@ class Ended:
 
 
 class Player:
-    """Plays `env` with random actions and adds findings to `report`. With `record` it keeps a history to compare."""
+    """Plays `env` with random actions, and a `task` if one is given, and adds findings to `report`. With `record` it keeps a
+    history to compare."""
 
-    def __init__(self, env: gym.Env, report: EnvReport, *, record: bool = True) -> None:
-        self.env, self.report, self._record = env, report, record
+    def __init__(self, env: gym.Env, report: EnvReport, *, record: bool = True, task: np.ndarray | None = None) -> None:
+        self.env, self.report, self._record, self._task = env, report, record, task
         self.history: list[History] = []
         self.episodes: list[Ended] = []
         self._spec = action_spec(env.action_space)
         self._to_env = env_action(self._spec)
         self._mask_in_obs = mask_in_obs(env.observation_space)
         self._masked: bool | None = None
+        self._channels: Collection[str] | None = None
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
         self._length = 0
 
@@ -80,7 +84,7 @@ class Player:
     def reset(self, seed: int) -> Seen:
         """Reset, and check the result."""
         try:
-            result = self.env.reset(seed=seed)
+            result: object = reset_to(self.env, seed, self._task)
         except (Exception, SystemExit) as error:
             fix = "; its signature is reset(self, *, seed=None, options=None)" if isinstance(error, TypeError) else ""
             raise self.report.stop("reset", f"reset(seed=...) raised {type(error).__name__}: {error}{fix}") from error
@@ -106,11 +110,12 @@ class Player:
             raise self.report.stop("step", text) from error
         if not (isinstance(result, tuple) and len(result) == 5):
             text = f"step returned {_kind(result)}; it must return (observation, reward, terminated, truncated, info)"
-            raise self.report.stop("step", text)
+            raise self.report.stop("step", text + (SIX if isinstance(result, tuple) and len(result) == 6 else ""))
         obs, reward, terminated, truncated, info = result
         if not isinstance(info, dict):
             raise self.report.stop("info", f"step returned an info that is a {type(info).__name__}; it must be a dict")
         check_outcome(reward, terminated, truncated, self.report)
+        self._channels = check_channels(info, self._channels, self.report)
         self._look(obs)
         over = _flag(terminated) or _flag(truncated)
         if self._record:

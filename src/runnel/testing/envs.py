@@ -14,6 +14,7 @@ from runnel.core.state import Settings
 from runnel.envs.registry import Target, env_name, make_env, with_wrappers
 from runnel.envs.rewind import stateful_part
 from runnel.envs.spaces import Action, env_spec
+from runnel.envs.vector.serial import task_space_of
 from runnel.envs.wrapped import EnvWrapper
 from runnel.testing.env_play import SEED, History, Player, difference, step_seconds
 from runnel.testing.env_report import BrokenEnvError, EnvReport
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _EPISODES = 5
 _LONG_PLAY_S = 5.0
 _STATE_STEPS = 16
+_TASK_STEPS = 64
 _NOT_SEEDED = (
     "{name} is not deterministic under a seed: after reset(seed={seed}) and the same actions, {other}; draw all randomness "
     "from self.np_random, call super().reset(seed=seed), and set back every attribute in reset. A run on it cannot be resumed "
@@ -94,6 +96,7 @@ def _examine(env: gym.Env, again: Callable[[], gym.Env] | None, report: EnvRepor
     first, seconds = step_seconds(Player(env, report), num_steps)
     _check_repeat(env, again, report, first, num_steps)
     _check_state(env, report)
+    _check_tasks(env, report)
     _play_on(env, report, min(max_steps, int(_LONG_PLAY_S / max(seconds, 1e-9))))
     _check_outside(env, report)
 
@@ -153,6 +156,30 @@ def _check_state(env: gym.Env, report: EnvReport) -> None:
             "everything, the generator self.np_random included, and share no memory with the environment"
         )
         report.error("state", text)
+
+
+def _check_tasks(env: gym.Env, report: EnvReport) -> None:
+    """If the environment declares tasks: it must play other episodes when it is told other ones, and the same for the same."""
+    try:
+        space = task_space_of(env, report.name)
+    except DataError as error:
+        raise report.stop("tasks", str(error)) from error
+    if space is None:
+        return
+    low, high = np.array(space.low, np.float32), np.array(space.high, np.float32)
+    played = []
+    for task in (low, high, low):
+        played.append(Player(env, report, task=task).play(_TASK_STEPS))
+    if (other := difference(played[0], played[2])) is not None:
+        text = f"{report.name} is told the same task twice, with the same seed and actions, but {other}"
+        report.error("tasks", f"{text}; what reset(options) sets must not depend on the episodes before")
+    if difference(played[0], played[1]) is None:
+        text = (
+            f"{report.name} ignores its tasks: with the same seed and actions, the lowest and the highest task of task_space "
+            f"play the same {_TASK_STEPS} steps. Read options['task'] in reset(self, *, seed=None, options=None), or take "
+            "task_space away"
+        )
+        report.error("tasks", text)
 
 
 def _play_on(env: gym.Env, report: EnvReport, num_steps: int) -> None:

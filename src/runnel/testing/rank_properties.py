@@ -49,7 +49,7 @@ def _same(found: list[Segment], wanted: list[Segment], what: str) -> None:
 def every_rank_has_its_part_and_no_more(make: MakeRanks) -> None:
     """A batch is split by whole segments if their number divides, else by rows; ragged fields go with their rows."""
     fields = {"x": FieldSpec(("B",)), "over_time": FieldSpec((2, "B", 3), torch.int64), "of_all": FieldSpec((4,))}
-    fields |= {"row_start": FieldSpec(("B",), torch.int64), "row_length": FieldSpec(("B",), torch.int64)}
+    fields |= {"row_start": FieldSpec(("B",), torch.int64), "row_length": FieldSpec(("B",), torch.int64, length_of="N")}
     fields |= {"token": FieldSpec(("N",), torch.int32)}
     spec = spec_of(fields=fields, sizes={"B": ROWS, "N": 9}, variable=("N",), capacity=4)
     for ranks, num in ((2, 4), (3, 1), (3, 2)):
@@ -70,6 +70,37 @@ def every_rank_has_its_part_and_no_more(make: MakeRanks) -> None:
             what = f"the part of rank {rank} of {ranks} in {num} segments"
             _same(_part(end, 0, rank, ranks), share_of(taken, rank, ranks), what)
             _same(_part(end, 0, rank, ranks), share_of(taken, rank, ranks), "the same part, asked for again")
+
+
+def trajectories_go_with_all_their_rows(make: MakeRanks) -> None:
+    """Ranks share trajectories; the rows, turns and tokens of each go with it, counted anew."""
+    fields = {"reward": FieldSpec(("B",)), "row_owner": FieldSpec(("R",), torch.int64, index_of=("B",))}
+    fields |= {"row_length": FieldSpec(("R",), torch.int64, length_of="N"), "tokens": FieldSpec(("N",), torch.int64)}
+    fields |= {"turn_row": FieldSpec(("U",), torch.int64, index_of=("R",))}
+    spec = spec_of(fields=fields, sizes={"B": 3, "R": 6, "N": 20, "U": 8}, variable=("N", "R", "U"), capacity=4)
+    stream = make(spec, OPEN)
+    slot = reserved(stream.writer(0))
+    filled: dict[str, list[float]] = {
+        "reward": [0.0, 1.0, 2.0],
+        "row_owner": [0, 1, 1, 2],
+        "row_length": [2, 1, 3, 0],
+        "turn_row": [0, 0, 2, 3],
+    }
+    filled["tokens"] = [0, 0, 1, 1, 1, 1]
+    for name, values in filled.items():
+        slot.arrays[name][: len(values)] = torch.tensor(values)
+    slot.header.used = {"N": 6, "R": 4, "U": 4}
+    stream.writer(0).commit(slot, num_steps=6)
+    ends = {rank: stream.rank(rank, 3) for rank in (1, 2)}
+    taken = stream.reader("trainer").take(1, ranks=3)
+    wanted = {
+        0: {"reward": [0.0], "row_owner": [0], "row_length": [2], "turn_row": [0, 0], "tokens": [0, 0]},
+        1: {"reward": [1.0], "row_owner": [0, 0], "row_length": [1, 3], "turn_row": [1], "tokens": [1, 1, 1, 1]},
+        2: {"reward": [2.0], "row_owner": [0], "row_length": [0], "turn_row": [0], "tokens": []},
+    }
+    for rank, expected in wanted.items():
+        (mine,) = _part(ends[rank], 0, rank, 3) if rank else share_of(taken, 0, 3)
+        equal({name: x.tolist() for name, x in mine.arrays.items()}, expected, f"what belongs to the trajectory of rank {rank}")
 
 
 def a_part_belongs_to_one_version(make: MakeRanks) -> None:
@@ -147,6 +178,7 @@ RANKS: dict[str, Callable[[MakeRanks], None]] = {
     check.__name__: check
     for check in (
         every_rank_has_its_part_and_no_more,
+        trajectories_go_with_all_their_rows,
         a_part_belongs_to_one_version,
         what_every_rank_says_reaches_the_writer,
         ranks_learn_where_they_meet,

@@ -54,6 +54,12 @@ def cut_rows(path: Path, mark: FileMark, version: int) -> str:
     return f"{path.name} {what}: {_lost(path, offset - (size or 0), version)}"
 
 
+def cut_behind(path: Path, version: int) -> None:
+    """Cut a file back to the last row that is of `version` or an earlier one."""
+    if path.is_file():
+        os.truncate(path, _end_of_kept(path.read_bytes(), version))
+
+
 def _is_whole(path: Path, offset: int, digest: str | None) -> bool:
     """Whether the first `offset` bytes are what they were at the checkpoint."""
     if digest is not None:

@@ -1,7 +1,7 @@
 """The run folder: which files it holds, how they are written, and how they are read back even after a kill.
 
 config.json  run.json  metrics.jsonl  samples.jsonl  groups.jsonl  episodes/  tensorboard/  checkpoints/  best/  report.html
-log.txt  report_csv/  evals.jsonl  orders.jsonl  control.json
+log.txt  report_csv/  evals.jsonl  orders.jsonl  control.json  settings.json
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Settings = Mapping[str, Any]
 
 ROWS = ("metrics.jsonl", "samples.jsonl", "groups.jsonl", "evals.jsonl", "orders.jsonl")
 """Files of a run with a row a line."""
-WRITTEN = ("config.json", "run.json", *ROWS, "control.json", "log.txt")
+WRITTEN = ("config.json", "run.json", *ROWS, "control.json", "settings.json", "log.txt")
 """Files of a run that are written in place."""
 LONGEST_NAME = 200
 """Bytes of a folder's name. File systems allow 255; the rest is room for suffixes of files that are named after the run."""
@@ -92,6 +92,7 @@ class RunFolder:
         self.log = self.path / "log.txt"
         self.orders = self.path / "orders.jsonl"
         self.control = self.path / "control.json"
+        self.settings = self.path / "settings.json"
         self.trace = self.path / "trace"
 
     @classmethod
@@ -144,7 +145,8 @@ class RunFolder:
             yield
 
     def add_order(self, order: Mapping[str, object]) -> None:
-        """Send an order to the process that trains the run: `{"op": "stop"}`, `{"op": "scale", "numbers": {"actor": 4}}`."""
+        """Send an order to the process that trains the run: `{"op": "stop"}`, `{"op": "scale", "numbers": {"actor": 4}}`,
+        `{"op": "set", "settings": {"ppo.lr": 1e-4}}`."""
         with told_if_refused(self.path, what=f"the order {order.get('op')!r} was not given"), open_append(self.orders) as file:
             file.write(json.dumps(dict(order)).encode() + b"\n")
 
@@ -241,6 +243,21 @@ class RunFolder:
         _write_json(self.info, info)
         return info
 
+    def write_changes(self, changes: Sequence[Row]) -> None:
+        """Write the changes of live settings, each with its trainer and the first version that uses it."""
+        _write_json(self.settings, {"changes": list(changes)})
+
+    def read_changes(self) -> list[Row]:
+        """What `write_changes` wrote; empty if nothing was changed. Raises a `ConfigError` if the file is damaged."""
+        changes = _read_json(self.settings).get("changes", [])
+        if not (isinstance(changes, list) and all(map(_is_change, changes))):
+            raise ConfigError("run", str(self.settings), "this file must hold changes of settings; restore it")
+        return changes
+
+    def live(self) -> tuple[list[str], list[str]]:
+        """The settings that may change while the run goes on, and the members that have values of their own, as it has told."""
+        return live_in(self.read_run_info())
+
     def change_run_info(self, **fields: object) -> None:
         """Change some fields of run.json."""
         _write_json(self.info, self.read_run_info() | fields)
@@ -266,10 +283,38 @@ def _hash(salt: str, token: str) -> str:
 
 def _is_order(order: Row) -> bool:
     """Whether this is an order that a run can follow. Anyone who may write into its folder may have written it."""
+    if order.get("op") == "set":
+        settings = order.get("settings")
+        return isinstance(settings, dict) and all(isinstance(v, int | float | str | None) for v in settings.values())
     if order.get("op") != "scale":
         return order.get("op") in ("stop", "checkpoint")
     numbers = order.get("numbers")
     return isinstance(numbers, dict) and all(type(n) is int and n >= 1 for n in numbers.values())
+
+
+def live_by_trainer(info: Row) -> dict[str, dict[str, list[str]]]:
+    """By trainer, the settings that may change while the run goes on (`names`), and the `members` that have values of their
+    own, by the content of a run.json."""
+    told = info.get("live")
+    found = {str(trainer): one for trainer, one in told.items() if isinstance(one, dict)} if isinstance(told, dict) else {}
+    return {trainer: {key: _texts(one.get(key)) for key in ("names", "members")} for trainer, one in found.items()}
+
+
+def live_in(info: Row) -> tuple[list[str], list[str]]:
+    """Those of all trainers: names, and members."""
+    of = live_by_trainer(info).values()
+    names, members = (list(dict.fromkeys(name for one in of for name in one[key])) for key in ("names", "members"))
+    return names, members
+
+
+def _texts(found: object) -> list[str]:
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def _is_change(change: object) -> bool:
+    """Whether this is a change of a setting, with all its fields. Anyone who may write into the folder may have written it."""
+    kinds = {"trainer": str, "version": int, "name": str, "value": object}
+    return isinstance(change, dict) and all(name in change and isinstance(change[name], kind) for name, kind in kinds.items())
 
 
 def read_rows(path: Path | str) -> tuple[list[Row], list[str]]:

@@ -75,6 +75,17 @@ class History:
         return self.drawn_over or ("steps" if counts else "version")
 
     @property
+    def changes(self) -> list[tuple[float, str]]:
+        """Changes of live settings: the position on the axis, and in words."""
+        rows = [r for r in self.events if r.get("what") == "setting" and is_number(r.get("version"))]
+        known = [r for r in self.updates if is_number(r.get("version")) and is_number(r.get(self.axis))]
+
+        def place(version: float) -> float:
+            return max((float(r[self.axis]) for r in known if r["version"] <= version), default=0.0)
+
+        return [(place(r["version"]), f"{r.get('name')} = {r.get('value')!r}") for r in rows]
+
+    @property
     def last(self) -> Row:
         return self.updates[-1] if self.updates else {}
 

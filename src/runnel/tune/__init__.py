@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING
 from runnel.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from runnel.tune.contexts import (
+        ContextChooser as ContextChooser,
+        Trained as Trained,
+        train_on_contexts as train_on_contexts,
+    )
     from runnel.tune.settings import TuneConfig as TuneConfig
     from runnel.tune.space import Param as Param
     from runnel.tune.study import Study as Study, resume as resume, search as search

@@ -1,6 +1,6 @@
 """The folder of a study, and `study.json`, which the board and reports read: settings, every trial, and the best trial.
 
-tune.json  study.json  best.json  journal.log (Optuna)  population.json (pbt)  trials/  test/  log.txt
+tune.json  study.json  best.json  journal.log (Optuna)  population.json, points/ (pbt)  trials/  test/  log.txt
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class StudyFolder:
         self.journal = self.path / "journal.log"
         self.population = self.path / "population.json"
         self.trials = self.path / "trials"
+        self.points = self.path / "points"
         self.test = self.path / "test"
         self.log = self.path / "log.txt"
 

@@ -1,7 +1,8 @@
 """The process of a trial: it trains the runs of one order, reports their progress, and stops when told.
 
 An order is plain data: a recipe, a whole config, and runs, each with a folder, a seed and segments (`until` a share of the
-budget, with these settings). An unfinished run is resumed from its newest checkpoint; a finished one is not run again.
+budget, with these settings), perhaps with `changes` of live settings at given versions. An unfinished run is resumed from its
+newest checkpoint; a finished one is not run again.
 """
 
 from __future__ import annotations
@@ -164,7 +165,8 @@ class TrialSession:
             if self._folder.path.is_dir():
                 shutil.rmtree(self._folder.path)  # it ended before its first checkpoint, so there is nothing to resume
             own = Callbacks(on_update=self._on_update, on_eval=self._look)
-            done = api.train_config(self._recipe.name, self._config, callbacks=own, progress=False)
+            changes = self._run.get("changes", ())
+            done = api.train_config(self._recipe.name, self._config, callbacks=own, progress=False, changes=changes)
         self.at = getattr(done, self._order["unit"])
         if self._pruned:
             return "pruned"

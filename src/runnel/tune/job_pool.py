@@ -7,7 +7,7 @@ imported, so that a trial starts in milliseconds; on a Ray cluster they are acto
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 from runnel.core.framing import Message
@@ -27,15 +27,18 @@ class JobPool:
         self._host, self._workers, self._interrupted, self._show = host, workers, interrupted, show
         self.handles: dict[int, ProcessHandle] = {}
 
-    def work(self, due: Iterable[Item], begin: Callable[[Item], None], handle: Callable[[int, Message], None]) -> str:
-        """Begin each job in `due`, at most `workers` at a time, until all have ended: `finished`.
+    def work(
+        self, due: Callable[[], Item | None], begin: Callable[[Item], None], handle: Callable[[int, Message], None]
+    ) -> str:
+        """Begin each job that `due` gives, at most `workers` at a time, until all have ended and it gives none: `finished`. It
+        is asked whenever a worker is free; None: nothing is due now.
 
         After an interruption no job begins, and those that run end at their next version, with a checkpoint: `interrupted`.
         """
-        waiting, told = iter(due), False
+        told = False
         while True:
             while not self._interrupted.is_set() and len(self.handles) < self._workers:
-                if (job := next(waiting, None)) is None:
+                if (job := due()) is None:
                     break
                 begin(job)
             if not self.handles:

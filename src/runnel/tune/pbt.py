@@ -1,20 +1,26 @@
-"""Population based training (Jaderberg et al. 2017, arXiv:1711.09846) on live runs.
+"""Population based training (Jaderberg et al. 2017, arXiv:1711.09846) on live runs, in which no member waits for another.
 
-Members train at the same time. Each is a run with its own seed and settings. After each interval, every member of the worst
-quarter takes over the weights of a member of the best quarter (`exploit.py`), with settings near that one's. A member that
-failed counts among the worst. The settings of a member, interval by interval, are the schedule that the search has found.
+Each member is a run with its own seed and settings. When it comes to a point of its budget, a multiple of the interval, it is
+compared with every other member at the newest point that both have passed, and goes on at once: as it is, or, if it is in the
+worst quarter, from the state that a member of the best quarter had at that point, with settings near that one's. So a slow
+member is not judged worse for being slow. A member that failed counts among the worst.
+
+What changes on the way are live settings, recorded in the run's own settings.json (`run/live_settings.py`). Those of a member,
+from version to version, are the schedule that the search has found.
 """
 
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from pathlib import Path
 
-from runnel.core.errors import RunnelError
+from runnel.core.errors import ConfigError, RunnelError
 from runnel.core.framing import Message
 from runnel.core.state import State
-from runnel.tune.exploit import take_over
+from runnel.track.folder import RunFolder
+from runnel.tune.exploit import keep_state, take_over
 from runnel.tune.folder import Book, StudyFolder, Trial, blank_trial, read_json, write_json
 from runnel.tune.job_pool import JobPool
 from runnel.tune.settings import Setup
@@ -23,8 +29,13 @@ from runnel.tune.space import Param, Value
 
 RESAMPLE = 0.25
 """Probability that a setting is drawn again instead of moved a little."""
+QUARTER = 4
+MOST_FAILURES = 3
+"""A member that fails so often in a row is given up."""
+TOLD = "member.json"
+"""Beside a state that is kept: how far the member was, and with which settings it came there."""
 Member = State
-"""The entry of one member in population.json."""
+"""The entry of one member in population.json: `values` are its scores by point."""
 
 
 class TrialPopulation:
@@ -34,16 +45,18 @@ class TrialPopulation:
         self._setup, self._folder, self._pool, self._book, self._view = setup, folder, pool, book, view
         self._began: dict[int, float] = {}
         self.state = read_json(folder.population) if folder.population.is_file() else self._fresh()
-        self._num_intervals = -(-setup.total // setup.interval)
+        if "copy" not in self.state:
+            raise ConfigError("out", str(folder.path), "an older version began this population; begin anew in another folder")
+        self._last = -(-setup.total // setup.interval)
 
     def _fresh(self) -> State:
-        members = []
+        members: list[Member] = []
         for number in range(self._setup.options.members):
             chance = random.Random(f"{self._setup.options.search_seed}-begin-{number}")
             params = {p.name: p.draw(chance) for p in self._setup.space.values()}
-            blank = dict.fromkeys(("value", "error", "parent", "copied_at"))
-            members.append({"params": params, "history": [params], "reached": 0, "steps": [], "seconds": 0.0, **blank})
-        return {"interval": 0, "members": members, "copies": None, "lineage": []}
+            blank = {"error": None, "failures": 0, "parent": None, "copied_at": None}
+            members.append({"params": params, "reached": 0, "values": {}, "steps": [], "seconds": 0.0, **blank})
+        return {"members": members, "copy": None, "lineage": []}
 
     @property
     def members(self) -> list[Member]:
@@ -51,21 +64,29 @@ class TrialPopulation:
         return found
 
     def run(self) -> str:
-        """Train interval by interval until the budget is spent (`finished`), or until an interruption (`interrupted`)."""
+        """Train until every member has spent its budget (`finished`), or until an interruption (`interrupted`)."""
+        self._finish_copy()
         self._write()
-        while self.state["interval"] < self._num_intervals:
-            due = [number for number, m in enumerate(self.members) if m["reached"] <= self.state["interval"]]
-            if self._pool.work(due, self._start, self._end) == "interrupted":
-                return "interrupted"
-            if not any(m["value"] is not None for m in self.members):
-                raise RunnelError(f"every member failed; the first: {self.members[0]['error']}")
-            self._exchange()
-        return "finished"
+        status = self._pool.work(self._next, self._start, self._end)
+        if status == "finished" and not any(m["values"] for m in self.members):
+            raise RunnelError(f"every member failed; the first: {self.members[0]['error']}")
+        return status
 
     # --------------------------------------------------------------------------------------------------------- training
+    def _next(self) -> int | None:
+        """The member to train next: of those that are not at work the one that is least far. A member that failed first takes
+        over from a better one, as soon as there is one."""
+        idle = [n for n, m in enumerate(self.members) if n not in self._pool.handles and m["reached"] < self._last]
+        for number in sorted(idle, key=lambda n: (self.members[n]["reached"], n)):
+            member = self.members[number]
+            if not member["error"] or (member["failures"] < MOST_FAILURES and self._exchange(number)):
+                return number
+        return None
+
     def _start(self, number: int) -> None:
-        until = min(1.0, (self.state["interval"] + 1) * self._setup.interval / self._setup.total)
-        segments = [{"until": until, "settings": self.members[number]["params"]}]
+        member = self.members[number]
+        until = min(1.0, (member["reached"] + 1) * self._setup.interval / self._setup.total)
+        segments = [{"until": until, "settings": member["params"]}]
         run = {"path": str(self.path_of(number)), "seed": self._setup.seeds[number], "tags": ["tuning"], "segments": segments}
         self._began[number] = time.monotonic()
         self._pool.start(number, self._setup.order([run], log=self._folder.log))
@@ -75,67 +96,119 @@ class TrialPopulation:
             return
         member = self.members[number]
         member["seconds"] += time.monotonic() - self._began.pop(number)
-        member["reached"] = self.state["interval"] + 1
         if message["kind"] == "failed":
-            member |= {"value": None, "error": message["error"]}
+            member |= {"error": message["error"], "failures": member["failures"] + 1}
         else:
+            self._check_live(number)
             (value,) = message["values"]
-            member |= {"value": value, "error": None, "steps": [*member["steps"], [message["at"], value]]}
+            member |= {"reached": member["reached"] + 1, "failures": 0, "steps": [*member["steps"], [message["at"], value]]}
+            member["values"][str(member["reached"])] = value
+            if member["reached"] < self._last:
+                self._keep(number)
+                self._exchange(number)
         self._write()
+
+    def _check_live(self, number: int) -> None:
+        """Refuse a search of settings that the run's own learner does not take; its first run has told which it takes."""
+        known, _ = RunFolder(self.path_of(number)).live()
+        for name in self._setup.space:
+            if name not in known:
+                fix = "the learner has no `set` for it (HasLiveSettings); live settings of this run: " + ", ".join(known)
+                raise ConfigError("search", name, fix)
 
     def path_of(self, number: int) -> Path:
         return self._folder.trials / f"{number:04}-seed-{self._setup.seeds[number]}"
 
     # --------------------------------------------------------------------------------------------------------- exchange
-    def _exchange(self) -> None:
-        """Make the copies between two intervals. The plan is saved first, so an exchange that was killed is repeated by it."""
-        last = self.state["interval"] + 1 >= self._num_intervals
-        if self.state["copies"] is None:
-            self.state["copies"] = [] if last else self.plan()
-            self._write()
-        for copy in self.state["copies"]:
-            self._copy(copy)
-        for copy in self.state["copies"]:
-            self._settle(copy)
-        for member in [] if last else self.members:
-            member["history"].append(member["params"])
-        self.state |= {"copies": None, "interval": self.state["interval"] + 1}
-        self._write()
+    def known_at(self, point: int) -> dict[int, int]:
+        """By member, the newest point up to `point` for which it has a score."""
+        passed = {n: [int(p) for p in m["values"] if int(p) <= point] for n, m in enumerate(self.members)}
+        return {n: max(points) for n, points in passed.items() if points}
 
-    def plan(self) -> list[State]:
-        """The copies of this exchange: member, parent and new settings. The same call gives the same plan."""
-        chance = random.Random(f"{self._setup.options.search_seed}-exchange-{self.state['interval']}")
-        ranked = sorted((n for n, m in enumerate(self.members) if m["value"] is not None), key=self._rank)
-        lost = [n for n, m in enumerate(self.members) if m["value"] is None]
-        num = max(1, len(self.members) // 4)
-        best = ranked[:num]
-        worst = [n for n in ranked[-num:] if self._rank(n) > self._rank(best[-1])]
-        return [self._one_copy(n, chance.choice(best), chance) for n in [*worst, *lost]]
+    def parents_for(self, number: int) -> list[int]:
+        """The members that this one may take over from: none, unless it failed or is in the worst quarter, and only better ones
+        whose state of that point is kept."""
+        member = self.members[number]
+        at = self.known_at(member["reached"] + 1 if member["error"] else member["reached"])
+        at = {n: point for n, point in at.items() if n != number or not member["error"]}
+        scores = {n: self._rank(self.members[n]["values"][str(point)]) for n, point in at.items()}
+        ranked = sorted(scores, key=lambda n: scores[n])
+        num = max(1, len(ranked) // QUARTER)
+        if not member["error"]:
+            ranked = ranked[:num] if number in ranked[-num:] else []
+            return [n for n in ranked if scores[n] < scores[number] and self._state_of(n, at[n]).is_dir()]
+        return [n for n in ranked[:num] if self._state_of(n, at[n]).is_dir()]
 
-    def _rank(self, number: int) -> float:
-        value = float(self.members[number]["value"])
+    def _rank(self, value: float) -> float:
         return -value if self._setup.maximise else value
 
-    def _one_copy(self, member: int, parent: int, chance: random.Random) -> State:
-        source = self.members[parent]
-        after = {p.name: explore(p, source["params"][p.name], chance) for p in self._setup.space.values()}
-        before = self.members[member]["params"]
-        return {"member": member, "parent": parent, "step": source["steps"][-1][0], "before": before, "after": after}
+    def _exchange(self, number: int) -> bool:
+        """Let a member take over from a better one, if it is to; returns whether it did. The plan is saved first: a copy that
+        was killed is repeated by it."""
+        member, parents = self.members[number], self.parents_for(number)
+        if not parents:
+            return False
+        chance = random.Random(f"{self._setup.options.search_seed}-exchange-{number}-{member['reached']}")
+        parent = chance.choice(parents)
+        point = self.known_at(member["reached"] + bool(member["error"]))[parent]
+        theirs = read_json(self._state_of(parent, point) / TOLD)
+        after = {p.name: explore(p, theirs["params"][p.name], chance) for p in self._setup.space.values()}
+        plan = {"member": number, "parent": parent, "step": theirs["step"], "before": member["params"], "after": after}
+        self.state["copy"] = {**plan, "point": point}
+        self._write()
+        self._finish_copy()
+        return True
 
-    def _copy(self, copy: State) -> None:
-        number, parent = copy["member"], copy["parent"]
+    def _finish_copy(self) -> None:
+        """Do what was planned, and note it."""
+        copy = self.state["copy"]
+        if copy is None:
+            return
+        number, parent, point = copy["member"], copy["parent"], copy["point"]
         changes = ", ".join(f"{k} {copy['before'][k]} -> {v}" for k, v in copy["after"].items() if v != copy["before"][k])
         at = f"{self._setup.budget.removeprefix('total_')} {copy['step']}"
         note = f"took over from member {parent} at {at}; {changes or 'same settings'}"
-        mark = {"interval": self.state["interval"], "parent": parent}
-        take_over(self.path_of(parent), self.path_of(number), seed=self._setup.seeds[number], note=note, mark=mark)
+        take_over(
+            self.path_of(parent),
+            self.path_of(number),
+            state=self._state_of(parent, point),
+            seed=self._setup.seeds[number],
+            settings=copy["after"],
+            note=note,
+            mark={"copy": len(self.state["lineage"])},
+        )
+        member, theirs = self.members[number], self.members[parent]
+        member["values"] = {p: v for p, v in member["values"].items() if int(p) < point}
+        member["values"][str(point)] = theirs["values"][str(point)]
+        member["steps"] = [[step, value] for step, value in member["steps"] if step <= copy["step"]]
+        member |= {"params": copy["after"], "reached": point, "error": None, "parent": parent, "copied_at": copy["step"]}
+        self.state["lineage"].append({k: v for k, v in copy.items() if k != "point"})
+        self.state["copy"] = None
+        self._write()
 
-    def _settle(self, copy: State) -> None:
-        member, parent = self.members[copy["member"]], self.members[copy["parent"]]
-        history = [dict(p) for p in parent["history"][: self.state["interval"] + 1]]
-        member |= {"params": copy["after"], "history": history, "parent": copy["parent"], "copied_at": copy["step"]}
-        member |= {"value": parent["value"], "error": None}
-        self.state["lineage"].append(copy)
+    # ----------------------------------------------------------------------------------------------------------- states
+    def _state_of(self, number: int, point: int) -> Path:
+        return self._folder.points / f"{point:04}-{number:04}"
+
+    def _keep(self, number: int) -> None:
+        """Keep the state of a member at its point, while it is among the best quarter there and others are still to come."""
+        member = self.members[number]
+        point = member["reached"]
+        state = self._state_of(number, point)
+        keep_state(self.path_of(number), state)
+        write_json(state / TOLD, {"step": member["steps"][-1][0], "params": member["params"]})
+        there = sorted(
+            (n for n, m in enumerate(self.members) if str(point) in m["values"]), key=lambda n: self._score(n, point)
+        )
+        for n in there[max(1, len(there) // QUARTER) :]:
+            shutil.rmtree(self._state_of(n, point), ignore_errors=True)
+        low = min(m["reached"] for m in self.members)
+        for path in self._folder.points.iterdir():  # whoever comes next is at the point behind `low`, or further
+            if int(path.name.partition("-")[0]) < low:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _score(self, number: int, point: int) -> float:
+        return self._rank(self.members[number]["values"][str(point)])
 
     # ---------------------------------------------------------------------------------------------------------- writing
     def _write(self) -> None:
@@ -146,15 +219,15 @@ class TrialPopulation:
         self._view.show(self._book)
 
     def _told(self, number: int, member: Member) -> Trial:
-        over = member["reached"] >= self._num_intervals
-        state = "failed" if member["error"] else "complete" if over else "running"
+        state = "failed" if member["error"] else "complete" if member["reached"] >= self._last else "running"
         trial = blank_trial(number, member["params"], [self._folder.relative(self.path_of(number))])
-        return trial | {"state": state} | {k: member[k] for k in ("value", "steps", "seconds", "error", "parent", "copied_at")}
+        value = None if member["error"] else member["values"].get(str(member["reached"]))
+        more = {k: member[k] for k in ("steps", "seconds", "error", "parent", "copied_at")}
+        return trial | {"state": state, "value": value} | more
 
     def schedule(self, number: int) -> list[State]:
-        """The settings that led to a member, as segments of the budget."""
-        history, share = self.members[number]["history"], self._setup.interval / self._setup.total
-        return [{"until": min(1.0, (i + 1) * share), "settings": params} for i, params in enumerate(history)]
+        """The changes of settings that led to a member."""
+        return RunFolder(self.path_of(number)).read_changes()
 
 
 def explore(param: Param, value: Value, chance: random.Random) -> Value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Literal
 
@@ -12,14 +13,11 @@ from runnel.core.bounds import bounded, check_bounds
 from runnel.core.config import differences, override, to_data
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.framing import Message
-from runnel.core.resuming import rule_at
 from runnel.core.state import State
-from runnel.graphs.env_config import ReplayEnvConfig
 from runnel.graphs.experiment import Experiment
-from runnel.graphs.pairs import PairConfig
-from runnel.graphs.prompts import PromptConfig
 from runnel.graphs.run_config import BUDGETS, RunConfig
 from runnel.run import registry
+from runnel.run.live_settings import check_change, live_owners
 from runnel.tune.defaults import default_space
 from runnel.tune.job import UNITS
 from runnel.tune.objective import Summary
@@ -29,8 +27,6 @@ FIRST_SEED = 10_000
 """Tuning seeds count up from here, test seeds from 1: no run that chose the settings is among those that judge them."""
 MAY_CHANGE = ("trials", "workers", "test_seeds", "on")
 """Options that may be others when a study goes on."""
-SHARED = {f.name for kind in (ReplayEnvConfig, PromptConfig, PairConfig) for f in dataclasses.fields(kind)} - {"learner"}
-"""Fields of many recipes: what a run is made of, and where it runs. All members of a population have the same values."""
 
 
 @dataclass(frozen=True)
@@ -220,24 +216,35 @@ def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, sp
     if options.summary != "last" and options.metric == "eval" and not config.eval.every:
         raise ConfigError("summary", options.summary, "needs evaluations on the way; set --eval.every")
     base = registry.build(recipe.name, config)
+    if options.scheduler == "pbt":
+        space = _live_only(space, config, given=bool(options.search))
     if options.metric == "eval" and base.evaluation is None:
         raise ConfigError("metric", "eval", "this recipe has no evaluation; use --metric return, or a number that it logs")
     all_of = list(space.values())
-    fixed = [p.name for p in all_of if not _all_fit(p, recipe, config, base, all_of) and options.scheduler == "pbt"]
     for param in all_of:
+        for value in param.ends():
+            _build_at(param, value, recipe, config, [p for p in all_of if p is not param])
         _check_inside(param, recipe, config, all_of)
-    if fixed and options.search:
-        rule = rule_at(config, fixed[0])
-        why = "changes what a checkpoint holds" if rule.may_change else f"stays as it is in a run ({rule.text})"
-        raise ConfigError("search", fixed[0], f"{why}, so members cannot exchange it; do not search it")
-    return Setup(recipe, config, options, {n: p for n, p in space.items() if n not in fixed}, base.title)
+    return Setup(recipe, config, options, space, base.title)
 
 
-def _all_fit(param: Param, recipe: registry.Recipe, config: RunConfig, base: Experiment, space: Sequence[Param]) -> bool:
-    """Whether members with different values can load each other's checkpoints, by their streams and the rules of resuming."""
-    others = [p for p in space if p is not param]
-    same = [_build_at(param, value, recipe, config, others).streams == base.streams for value in param.ends()]
-    return all(same) and param.name.partition(".")[0] not in SHARED and rule_at(config, param.name).may_change
+def _live_only(space: dict[str, Param], config: RunConfig, *, given: bool) -> dict[str, Param]:
+    """The part of a default space that the members of a population can change on the way. Of a space that the user has `given`,
+    a setting that may not change is refused."""
+    known, found = live_owners(config), dict(space)
+    for name, param in space.items():
+        try:
+            for one, other in permutations(param.ends(), 2):
+                check_change(override(config, {name: one}), name, other, known=known, members=())
+        except UnusedSettingError:
+            continue  # it counts beside another one of the space, or is refused with it
+        except ConfigError as error:
+            if given:
+                raise ConfigError(
+                    "search", name, f"members of a population change it on the way, and it {error.fix}"
+                ) from error
+            del found[name]
+    return found
 
 
 def _check_inside(param: Param, recipe: registry.Recipe, config: RunConfig, space: Sequence[Param]) -> None:

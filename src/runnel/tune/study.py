@@ -139,6 +139,18 @@ def _make_host(setup: Setup, folder: StudyFolder, stack: ExitStack) -> ProcessHo
     return host
 
 
+def schedule_of(params: State, changes: Sequence[State]) -> list[State]:
+    """The settings of a member from version to version: those that it began with, and each change.
+
+    >>> schedule_of({"lr": 0.2, "tau": 1}, [{"version": 8, "name": "lr", "value": 0.2, "was": 0.1}])
+    [{'version': 0, 'settings': {'lr': 0.1, 'tau': 1}}, {'version': 8, 'settings': {'lr': 0.2}}]
+    """
+    found: dict[int, State] = {0: params | {c["name"]: c["was"] for c in changes if "was" in c}}
+    for change in changes:
+        found.setdefault(change["version"], {})[change["name"]] = change["value"]
+    return [{"version": version, "settings": settings} for version, settings in found.items()]
+
+
 class StudySession:
     """Runs a study until its end or an interruption."""
 
@@ -178,36 +190,44 @@ class StudySession:
         winner = self._book.best()
         if winner is None:
             raise RunnelError(f"no trial came to its end; see {self._folder.study}")
-        segments = found.schedule(winner["number"]) if isinstance(found, TrialPopulation) else None
+        changes = found.schedule(winner["number"]) if isinstance(found, TrialPopulation) else None
         if (self._book.data["test"] or {}).get("number") != winner["number"]:
             self._book.data["test"] = None  # the test of another winner
-        self._write_best(winner, segments)
+        self._write_best(winner, changes)
         if self._setup.options.test_seeds:
-            status = self._test(pool, winner["number"], segments or [{"until": 1.0, "settings": winner["params"]}])
-            self._write_best(winner, segments)
+            status = self._test(pool, winner, changes or [])
+            self._write_best(winner, changes)
         return status
 
-    def _write_best(self, winner: Trial, segments: list[State] | None) -> None:
+    def _write_best(self, winner: Trial, changes: list[State] | None) -> None:
         """Write best.json. A population finds a schedule, which no single command trains: its run can be resumed or loaded."""
-        setup, seed = self._setup, self._setup.seeds[winner["number"] if segments else 0]
+        setup, seed = self._setup, self._setup.seeds[0 if changes is None else winner["number"]]
         # A seed that the study neither tunes nor tests on: a report then counts the run of this command as one more seed.
         run = {"path": str(self._folder.path / "x"), "seed": setup.options.test_seeds + 1, "tags": []}
         config = trial_config(setup.recipe, setup.order([], log=self._folder.log)["config"], run, winner["params"])
         best = {k: winner[k] for k in ("number", "value", "params", "run", "runs")}
-        best |= {"metric": setup.options.metric, "seeds": [seed] if segments else setup.seeds, "test": self._book.data["test"]}
-        best |= {"schedule": segments} if segments else {"command": train_command(setup.recipe, config)}
+        best |= {
+            "metric": setup.options.metric,
+            "seeds": setup.seeds if changes is None else [seed],
+            "test": self._book.data["test"],
+        }
+        command = {"command": train_command(setup.recipe, config)}
+        best |= command if changes is None else {"schedule": schedule_of(winner["params"], changes)}
         write_json(self._folder.best, best)
 
     # ------------------------------------------------------------------------------------------------------------- test
-    def _test(self, pool: JobPool, number: int, segments: list[State]) -> str:
-        """Train the winner on fresh seeds, which had no part in its selection. Seeds that were tested are not run again."""
+    def _test(self, pool: JobPool, winner: Trial, changes: list[State]) -> str:
+        """Train the winner on fresh seeds, which had no part in its selection; `changes` of its settings are made at the same
+        versions. Seeds that were tested are not run again."""
+        number, first = winner["number"], schedule_of(winner["params"], changes)[0]["settings"]
         known = self._book.data["test"] or {}
         values = dict(zip(known["seeds"], known["values"], strict=True)) if known.get("number") == number else {}
         due = [seed for seed in range(1, self._setup.options.test_seeds + 1) if seed not in values]
 
         def begin(seed: int) -> None:
-            run = {"path": str(self._test_path(number, seed)), "seed": seed, "tags": ["test"], "segments": segments}
-            pool.start(seed, {**self._setup.order([run], log=self._folder.log), "population": len(segments) > 1})
+            run = {"path": str(self._test_path(number, seed)), "seed": seed, "tags": ["test"], "changes": changes}
+            run |= {"segments": [{"until": 1.0, "settings": first}]}
+            pool.start(seed, {**self._setup.order([run], log=self._folder.log), "population": False})
 
         def handle(seed: int, message: Message) -> None:
             self._take_test(pool, seed, message, values)
@@ -215,7 +235,7 @@ class StudySession:
                 self._book.data["test"] = self._tested(number, values)
                 self._book.write()
 
-        return pool.work(due, begin, handle)
+        return pool.work(partial(next, iter(due), None), begin, handle)
 
     def _test_path(self, number: int, seed: int) -> Path:
         return self._folder.test / f"{number:04}-seed-{seed}"

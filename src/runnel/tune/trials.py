@@ -37,7 +37,7 @@ class TrialSearch:
     def run(self) -> str:
         """Run trials until there are enough, or until an interruption. Returns `finished` or `interrupted`."""
         self._write()
-        status = self._pool.work(iter(self._propose, None), self._start, self._handle)
+        status = self._pool.work(self._propose, self._start, self._handle)
         if status == "finished":
             self._book.data["importance"] = importance(self._study, self._setup.space)
             self._write()

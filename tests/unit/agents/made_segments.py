@@ -5,13 +5,14 @@ import torch
 
 from runnel.core.records import Header, Segment, trim
 from runnel.core.rng import make_rng
-from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
-from runnel.core.trajectories import trajectory_stream
+from runnel.core.spaces import ActionSpec, ArraySpec, Channels, EnvSpec
+from runnel.core.trajectories import carried_field, trajectory_stream
 from runnel.nets.actor_critic import ActorCritic, build_body
 from runnel.nets.layers import NetConfig
 
 DISCRETE = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=2))
 BOX = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("continuous", shape=(2,), low=(-1.0,) * 2, high=(1.0,) * 2))
+COSTLY = EnvSpec({"obs": ArraySpec((3,))}, DISCRETE.action, channels=Channels(costs=("heat", "noise")))
 MASKED = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=2), has_mask=True)
 
 
@@ -22,10 +23,14 @@ def make_net(spec=DISCRETE, *, seed=0, normalise_obs=False, **net):
 def make_segment(seed=0, *, spec=DISCRETE, num_steps=8, num_envs=4, state=None, carried=True):
     """Random data with ends of both kinds; `final_obs` differs from `obs[t + 1]`; `state` adds the state of a core."""
     rng = make_rng(seed, "segment")
-    stream = trajectory_stream(spec, num_steps=num_steps, num_envs=num_envs, state=state, carried_return=carried)
+    costs = spec.channels.names
+    sums = ("rewards/env", *costs) if carried else ()
+    stream = trajectory_stream(spec, num_steps=num_steps, num_envs=num_envs, state=state, carried=sums)
     arrays = stream.allocate()
-    if carried:
-        arrays["carried_return"].copy_(torch.linspace(-1.0, 1.0, num_envs))
+    for channel in sums:
+        arrays[carried_field(channel)].copy_(torch.linspace(-1.0, 1.0, num_envs))
+    for cost in costs:
+        arrays[cost].copy_(torch.from_numpy(make_rng(seed, cost).uniform(size=arrays[cost].shape)))
     arrays["obs"].copy_(torch.from_numpy(rng.normal(size=arrays["obs"].shape)))
     if spec.action.kind == "discrete":
         arrays["action"].copy_(torch.from_numpy(rng.integers(0, 2, size=arrays["action"].shape)))

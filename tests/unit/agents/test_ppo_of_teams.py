@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from made_segments import DISCRETE, make_net, make_segment
+from made_segments import make_net, make_segment
 
 from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.agents.appo import APPOConfig, APPOLearner
@@ -113,14 +113,6 @@ def test_others_refuse_rows_in_which_nobody_decides() -> None:
     for other in (appo, a2c):
         with pytest.raises(ConfigError, match="rows in which nobody decides; PPOLearner knows"):
             other.prepare({"a": [one]}, progress=0.0)
-
-
-def test_a_recurrent_network_is_refused() -> None:
-    net = make_net(DISCRETE, core="gru", core_size=4)
-    segment = make_segment(state=net.state_spec)
-    ppo = PPOLearner(PLAIN, net, seed=1)
-    with pytest.raises(ConfigError, match="use none for teams"):
-        ppo.prepare({"a": [with_active(segment, some_idle(segment))]}, progress=0.0)
 
 
 def test_kernels_step_aside() -> None:

@@ -1,12 +1,16 @@
 """A population of PPO learners: each member as if it were alone, the choice of the best, runs, and all at once by kernels."""
 
+import re
+
 import pytest
 import torch
 from made_segments import BOX, DISCRETE, make_segment
 
 import runnel as rl
+from runnel.agents.exchange import ExchangeConfig, times
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.ppo_population import PopulationLearner
+from runnel.core import schedule
 from runnel.core.contracts.evaluation import EvalResult
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch, Segment
@@ -193,3 +197,114 @@ def test_a_population_by_kernels_learns_and_is_resumed(tmp_path):
     again = rl.resume(runs[1].path, total_updates=40)
     whole, parts = (rl.load(run.path).net.state_dict() for run in (runs[0], again))
     assert all(torch.equal(whole[k], parts[k]) for k in whole)
+
+
+EXCHANGE = ExchangeConfig(every=2, settings=("lr", "entropy_coef"), spread=4.0)
+
+
+def population(seed=7, *, exchange=EXCHANGE, num=4):
+    return PopulationLearner(CONFIG, made(num, num_envs=2), seed=seed, exchange=exchange)
+
+
+def fed(learner, updates, *, first=0):
+    """So many updates on made segments of 8 environments; what was told."""
+    told = []
+    for i in range(first, first + updates):
+        segment = make_segment(num_envs=8, seed=i)
+        told += learner.update(learner.prepare({"trajectories": [segment]}, progress=0.0)).events
+    return told
+
+
+def test_members_begin_with_settings_of_their_own():
+    settings = [(x.config.lr, x.config.entropy_coef) for x in population().learners]
+    assert len(set(settings)) == 4
+    assert all(start / 4 <= schedule.at(lr, 0.0) <= start * 4 for lr, _ in settings for start in [schedule.at(CONFIG.lr, 0.0)])
+    assert all(0.01 / 4 <= coef <= 0.01 * 4 for _, coef in settings)
+    assert [(x.config.lr, x.config.entropy_coef) for x in population().learners] == settings, "by the seed"
+    assert {x.config.lr for x in population(exchange=None).learners} == {CONFIG.lr}
+
+
+def test_the_worst_member_takes_over_from_the_best():
+    """At every second version, by the returns that the tally keeps: weights, optimiser and settings moved a little."""
+    learner = population()
+    assert fed(learner, 1) == []
+    before = [dict(own) for own in learner._settings]
+    (event,) = fed(learner, 1, first=1)
+    returns = learner.net.returns()
+    best, worst = learner.net.best(), int(re.match(r"member (\d)", event["text"])[1])
+    assert event["text"].startswith(f"member {worst} took over from member {best}")
+    child, parent = (learner.learners[n].state_dict() for n in (worst, best))
+    assert all(torch.equal(child["net"][k], x) for k, x in parent["net"].items())
+    assert torch.equal(child["optimiser"]["square"], parent["optimiser"]["square"])
+    assert child["shuffle"] != parent["shuffle"]
+    assert returns[worst] == returns[best]
+    for name in EXCHANGE.settings:
+        now = getattr(learner.learners[worst].config, name)
+        tried = [times(before[best][name], factor) for factor in (0.8, 1.25)]
+        assert now in tried
+    assert [learner._settings[n] for n in range(4) if n != worst] == [before[n] for n in range(4) if n != worst]
+
+
+def test_a_population_goes_on_from_its_state():
+    """Settings, weights and who takes over from whom, bit for bit."""
+    whole, broken = population(), population()
+    fed(whole, 7)
+    fed(broken, 3)
+    again = population()
+    again.load_state_dict(broken.state_dict())
+    assert again._settings == broken._settings
+    told = fed(again, 4, first=3)
+    assert len(told) == 2
+    assert all(torch.equal(x, whole.params()[k]) for k, x in again.params().items())
+    assert again._settings == whole._settings
+
+
+def test_settings_of_one_member_and_of_all():
+    learner = population(exchange=None)
+    learner.set("2/clip_range", 0.5)
+    assert [x.config.clip_range for x in learner.learners] == [0.2, 0.2, 0.5, 0.2]
+    learner.set("clip_range", 0.3)
+    assert {x.config.clip_range for x in learner.learners} == {0.3}
+    with pytest.raises(ConfigError, match="there is no such member; use one of 0, 1, 2, 3"):
+        learner.set("7/lr", 0.1)
+    with pytest.raises(
+        ConfigError, match=r"gamma = 0\.1: may not change while a run goes on; live settings here: lr, gae_lambda"
+    ):
+        learner.set("gamma", 0.1)
+    with pytest.raises(ConfigError, match=r"lr = 0\.1: may not change"):
+        population().set("0/lr", 0.1)  # exchanges move it
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"settings": ["gamma"]}, "gamma.*may not change while a run goes on; live settings here: lr"),
+        ({"settings": ["num_epochs"]}, "num_epochs.*members get it times a factor"),
+        ({"settings": ["entropy_coef"]}, r"entropy_coef.*is 0.0; give it a value above 0, or leave it out"),
+        ({"settings": ["value_clip"]}, "value_clip.*members get it times a factor"),
+        ({"spread": 0.5}, "spread.*at least 1"),
+    ],
+)
+def test_exchanges_that_cannot_work_are_refused_before_anything_starts(settings, why, tmp_path):
+    given = {"exchange.every": 2, **{f"exchange.{k}": v for k, v in settings.items()}}
+    with pytest.raises(ConfigError, match=why):
+        rl.train("ppo", out=str(tmp_path), population=4, total_updates=4, **TINY, **given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exchanges_in_a_run_are_told_and_replayed(tmp_path):
+    """Cut off between two exchanges and resumed, a run is what it would have been."""
+    settings = {**TINY, "population": 4, "total_updates": 8, "exchange.every": 3, "checkpoint.every": 4, "seed": 3}
+    whole = rl.train("ppo", out=str(tmp_path), name="whole", **settings)
+    texts = [r["text"] for r in whole.rows("event") if "took over" in r["text"]]
+    assert len(texts) == 2
+
+    def cut(row):
+        if row["version"] == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rl.train("ppo", out=str(tmp_path), name="cut", on_update=cut, **settings)
+    resumed = rl.resume(tmp_path / "cut")
+    assert [r["metrics"] for r in resumed.rows()] == [r["metrics"] for r in whole.rows()]
+    assert [r["text"] for r in resumed.rows("event") if "took over" in r["text"]] == texts

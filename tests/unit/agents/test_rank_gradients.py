@@ -10,21 +10,26 @@ import pytest
 import torch
 from made_ranks import together
 from made_segments import BOX as WIDE
-from made_segments import make_net, make_segment
+from made_segments import COSTLY, make_net, make_segment
 from replay_segments import BOX, CHOICE, segment
 
 from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.agents.appo import APPOConfig, APPOLearner
+from runnel.agents.bc import BCConfig, BCLearner
 from runnel.agents.ddpg import DDPGConfig, DDPGLearner
 from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
+from runnel.agents.ppo_lagrangian import LagrangianConfig, PPOLagrangianLearner
+from runnel.agents.rlpd import RLPDConfig, RLPDLearner
 from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
 from runnel.core.contracts.learning import Collective, HasRng, SingleProcess
-from runnel.core.records import Segment
+from runnel.core.records import Batch, Header, Segment
 from runnel.core.sharding.batch_split import share_of
+from runnel.data.offline import imitation_stream
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
+from runnel.nets.cost_critics import CostCritics
 from runnel.nets.layers import NetConfig
 
 NET = NetConfig(hidden=(16, 16), activation="relu")
@@ -38,6 +43,13 @@ def ppo(ranks: Collective) -> PPOLearner:
 
 def ppo_of_boxes(ranks: Collective) -> PPOLearner:
     return PPOLearner(PPOConfig(num_epochs=1, num_minibatches=1, target_kl=0.5), make_net(WIDE), seed=1, collective=ranks)
+
+
+def ppo_lagrangian(ranks: Collective) -> PPOLagrangianLearner:
+    costs = ("heat", "noise")
+    lagrangian = LagrangianConfig(dict.fromkeys(costs, 0.5), initial_multiplier=0.7, multiplier_lr=0.1)
+    critics, net = CostCritics(COSTLY, NET, costs, seed=0), make_net(COSTLY, normalise_obs=True)
+    return PPOLagrangianLearner(PPOConfig(**ONE_PASS), lagrangian, net, critics, seed=1, collective=ranks)
 
 
 def appo(ranks: Collective) -> APPOLearner:
@@ -57,6 +69,16 @@ def dqn(ranks: Collective) -> DQNLearner:
 
 
 def sac(ranks: Collective) -> SACLearner:
+    return SACLearner(SACConfig(), fixed_actor(), QEnsemble(BOX, NET, seed=0), seed=1, collective=ranks)
+
+
+def rlpd(ranks: Collective) -> RLPDLearner:
+    """The subset of critics is the same on every rank."""
+    config, critic = RLPDConfig(num_critics=4, actor_every=1), QEnsemble(BOX, NET, copies=4, layer_norm=True, seed=0)
+    return RLPDLearner(config, fixed_actor(), critic, seed=1, collective=ranks)
+
+
+def fixed_actor() -> SquashedGaussianActor:
     """The noise of an observation is a function of the observation, so that one learner and several draw the same."""
     actor = SquashedGaussianActor(BOX, NET, seed=0)
     sample = actor.sample
@@ -67,7 +89,18 @@ def sac(ranks: Collective) -> SACLearner:
         return sample(obs, grid.sin())
 
     actor.sample = fixed  # type: ignore[method-assign]
-    return SACLearner(SACConfig(), actor, QEnsemble(BOX, NET, seed=0), seed=1, collective=ranks)
+    return actor
+
+
+def bc(ranks: Collective) -> BCLearner:
+    return BCLearner(BCConfig(), make_net(normalise_obs=True), collective=ranks)
+
+
+def done() -> list[Segment]:
+    """Observations and actions of a data set."""
+    stream, played = imitation_stream(make_net().env_spec, batch_size=12), make_segment(1, num_envs=4).arrays
+    arrays = Batch({key: played[key].flatten(0, 1)[:12] for key in stream.fields})
+    return [Segment(0, stream, Header(), arrays)]
 
 
 def sac_of_choices(ranks: Collective) -> SACLearner:
@@ -93,10 +126,13 @@ def played(spec: Any = None) -> list[Segment]:
 LEARNERS: dict[str, tuple[Make, Callable[[], list[Segment]]]] = {
     "ppo": (ppo, played),
     "ppo of boxes": (ppo_of_boxes, lambda: played(WIDE)),
+    "ppo_lagrangian": (ppo_lagrangian, lambda: played(COSTLY)),
     "appo": (appo, played),
     "a2c": (a2c, played),
     "impala": (impala, played),
     "dqn": (dqn, lambda: [segment(1, 12, CHOICE)]),
+    "bc": (bc, done),
+    "rlpd": (rlpd, lambda: [segment(1, 12, BOX)]),
     "sac": (sac, lambda: [segment(1, 12, BOX)]),
     "sac of choices": (sac_of_choices, lambda: [segment(1, 12, CHOICE)]),
     "td3": (td3, lambda: [segment(1, 12, BOX)]),

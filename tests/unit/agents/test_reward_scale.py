@@ -100,10 +100,10 @@ def test_a_stream_in_pieces_is_scaled_as_in_one(length: int) -> None:
 
 
 def sampler_of(kind: str, num_steps: int) -> tuple[Any, FakeWriter]:
-    how: dict[str, Any] = {"routes": [AgentRoute()], "noise_size": 1, "seed": 0, "name": "a", "gamma": 0.9}
+    how: dict[str, Any] = {"routes": [AgentRoute()], "noise_size": 1, "seed": 0, "name": "a", "carried": {"rewards/env": 0.9}}
     vector: Any = make_vector("CartPole-v1", 3, seed=0) if kind == "host" else TensorVector(CartPole(), 3, seed=0)
     sampler = VecEnvSampler([vector], **how) if kind == "host" else DeviceSampler(vector, **how)
-    stream = trajectory_stream(vector.spec, num_steps=num_steps, num_envs=3, carried_return=True)
+    stream = trajectory_stream(vector.spec, num_steps=num_steps, num_envs=3, carried=("rewards/env",))
     return sampler, FakeWriter(stream)
 
 

@@ -163,9 +163,40 @@ def test_orders_need_a_running_run_that_allows_them_and_its_token(client, runs):
         assert not (runs / "a" / "orders.jsonl").exists()
         token = RunFolder(runs / "a").open_control()
         assert "token" in order(token="guess")["error"]
-        assert "use stop or checkpoint" in order(op="scale", token=token)["error"]
+        assert "use stop, checkpoint or set" in order(op="scale", token=token)["error"]
         assert order(token=token) == {"said": "stop"}
     assert RunFolder(runs / "a").read_orders(0)[0] == [{"op": "stop"}]
+
+
+def test_live_settings_are_set_with_the_token_and_others_are_refused(client, runs):
+    """The board knows which there are by what the run has told; the values are for the run to check."""
+
+    def order(settings, token):
+        asked = {"run": "a", "op": "set", "token": token, "settings": settings}
+        return client.post("/api/order", json=asked).json()
+
+    folder = RunFolder(runs / "a")
+    folder.change_run_info(live={"trainer": {"names": ["ppo.lr", "ppo.clip_range"], "members": ["red"]}})
+    with folder.held():
+        token = folder.open_control()
+        client.app.state.library.refresh()
+        assert client.get("/api/run", params={"run": "a"}).json()["has"]["live"] == ["ppo.lr", "ppo.clip_range"]
+        assert "token" in order({"ppo.lr": 1e-4}, "guess")["error"]
+        for settings, why in (
+            (
+                {"ppo.gamma": 0.9},
+                "ppo.gamma = 0.9: may not change while this run goes on; live settings: ppo.lr, ppo.clip_range",
+            ),
+            ({"blue/ppo.lr": 0.9}, "blue/ppo.lr = 0.9: may not change"),
+            ({"ppo.lr": [1]}, "give a number, true, false, null or a text"),
+            ({}, "give names and values; live settings of this run: ppo.lr"),
+            ("ppo.lr", "give names and values"),
+        ):
+            assert why in order(settings, token)["error"]
+        assert not folder.orders.exists()
+        good = {"ppo.lr": "linear(1e-3, 0)", "red/ppo.clip_range": 0.1}
+        assert order(good, token) == {"said": "set", "settings": good}
+    assert folder.read_orders(0)[0] == [{"op": "set", "settings": good}]
 
 
 def test_damaged_studies_are_named(client, runs):

@@ -10,8 +10,17 @@ from runnel.cli.main import main
 from runnel.core.config import settings_of
 from runnel.run.registry import RECIPES, load_recipe
 
-MOST = dict.fromkeys(RECIPES, 30) | {"appo": 32, "dqn": 34, "token_ppo": 32}
-"""Fields before "advanced". APPO and DQN have more settings of their own, PPO on tokens has two algorithms' worth."""
+MOST = dict.fromkeys(RECIPES, 30) | {
+    "appo": 32,
+    "ppo_lagrangian": 34,
+    "dqn": 34,
+    "drm": 37,
+    "gbrl": 34,
+    "token_ppo": 33,
+    "rlpd": 34,
+}
+"""Fields before "advanced". APPO, PPO-Lagrangian, DQN, DrM, GBRL and RLPD have more settings of their own, PPO on tokens has
+two algorithms' worth."""
 
 
 def help_of(recipe: str, capsys: pytest.CaptureFixture[str]) -> str:

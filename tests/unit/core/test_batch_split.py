@@ -52,7 +52,8 @@ def test_a_part_knows_its_rows_and_what_it_uses() -> None:
 def test_tokens_go_with_their_rows() -> None:
     sizes = {"N": 20, "B": 4}
     fields = {"tokens": FieldSpec(("N",), torch.int64), "reward": FieldSpec(("B",))}
-    fields |= {name: FieldSpec(("B",), torch.int64) for name in ("row_start", "row_length")}
+    fields["row_start"] = FieldSpec(("B",), torch.int64)
+    fields["row_length"] = FieldSpec(("B",), torch.int64, length_of="N")
     spec = StreamSpec("s", fields, sizes, variable=("N",))
     arrays = spec.allocate()
     arrays["tokens"][:10] = torch.arange(10)
@@ -65,6 +66,79 @@ def test_tokens_go_with_their_rows() -> None:
     assert second.arrays["row_start"].tolist() == [0, 4]
     assert second.arrays["reward"].tolist() == [2.0, 3.0]
     assert (first.header.used, second.header.used) == ({"N": 4}, {"N": 6})
+
+
+CONVERSATIONS = StreamSpec(
+    "conversations",
+    {
+        "reward": FieldSpec(("B",)),
+        "parent": FieldSpec(("B",), torch.int64, index_of=("B",)),
+        "row_owner": FieldSpec(("R",), torch.int64, index_of=("B",)),
+        "row_start": FieldSpec(("R",), torch.int64),
+        "row_length": FieldSpec(("R",), torch.int64, length_of="N"),
+        "turn_row": FieldSpec(("U",), torch.int64, index_of=("R",)),
+        "turn_reward": FieldSpec(("U",)),
+        "tokens": FieldSpec(("N",), torch.int64),
+        "of_all": FieldSpec((3,)),
+    },
+    {"B": 4, "R": 16, "U": 32, "N": 200},
+    variable=("N", "U", "R"),
+)
+
+
+def conversations(rows: list[int], lengths: list[int], turns: list[int]) -> Segment:
+    """Four trajectories of `rows` rows each; rows of `lengths` tokens and `turns` turns. Numbers say whose they are."""
+    spec, arrays = CONVERSATIONS, CONVERSATIONS.allocate()
+    used = {"R": sum(rows), "N": sum(lengths), "U": sum(turns)}
+    arrays = trim(spec, arrays, used)
+    arrays["reward"][:] = torch.arange(4.0)
+    arrays["parent"][:] = torch.tensor([-1, 0, -1, 2])
+    arrays["row_owner"][:] = torch.repeat_interleave(torch.arange(4), torch.tensor(rows))
+    arrays["row_length"][:] = torch.tensor(lengths)
+    arrays["row_start"][:] = arrays["row_length"].cumsum(0) - arrays["row_length"]
+    arrays["turn_row"][:] = torch.repeat_interleave(torch.arange(len(turns)), torch.tensor(turns, dtype=torch.int64))
+    arrays["turn_reward"][:] = arrays["row_owner"][arrays["turn_row"]].float()
+    arrays["tokens"][:] = torch.repeat_interleave(arrays["row_owner"], arrays["row_length"])
+    return Segment(0, spec, Header(used=used), arrays)
+
+
+def test_the_stream_says_what_belongs_to_what() -> None:
+    assert CONVERSATIONS.owners == {"R": "row_owner", "N": "row_length", "U": "turn_row"}
+    assert CONVERSATIONS.ragged == "N"
+    assert played().spec.owners == {"F": "final_index"}
+    assert played().spec.ragged == ""
+
+
+@given(st.data())
+def test_rows_and_turns_go_with_their_trajectory(data: st.DataObject) -> None:
+    """Against a loop in Python; trajectories without rows and rows without tokens or turns are there, too."""
+    rows = data.draw(st.lists(st.integers(0, 4), min_size=4, max_size=4))
+    lengths = data.draw(st.lists(st.integers(0, 6), min_size=sum(rows), max_size=sum(rows)))
+    turns = data.draw(st.lists(st.integers(0, 2), min_size=sum(rows), max_size=sum(rows)))
+    whole = conversations(rows, lengths, turns)
+    parts = data.draw(st.sampled_from([1, 2, 4]))
+    size, first = 4 // parts, 0
+    for i, part in enumerate(cut(whole, i, parts) for i in range(parts)):
+        mine = range(i * size, (i + 1) * size)
+        num = sum(rows[b] for b in mine)
+        assert part.arrays["reward"].tolist() == [float(b) for b in mine]
+        assert part.arrays["parent"].tolist() == [p - i * size if p in mine else -1 for p in ([-1, 0, -1, 2][b] for b in mine)]
+        assert part.arrays["row_owner"].tolist() == [b - i * size for b in mine for _ in range(rows[b])]
+        assert part.arrays["row_length"].tolist() == lengths[first : first + num]
+        assert part.arrays["row_start"].tolist() == [sum(lengths[first : first + r]) for r in range(num)]
+        assert (
+            part.arrays["tokens"].tolist()
+            == whole.arrays["tokens"][sum(lengths[:first]) :][: sum(part.arrays["row_length"])].tolist()
+        )
+        assert part.arrays["turn_row"].tolist() == [r for r in range(num) for _ in range(turns[first + r])]
+        assert set(part.arrays["turn_reward"].tolist()) <= {float(b) for b in mine}
+        assert part.arrays["of_all"].shape == (3,)
+        assert part.header.used == {
+            "R": num,
+            "N": sum(lengths[first : first + num]),
+            "U": sum(turns[first : first + num]),
+        }
+        first += num
 
 
 def test_whole_segments_are_shared_where_their_number_divides() -> None:

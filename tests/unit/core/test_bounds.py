@@ -19,6 +19,8 @@ from runnel.run.registry import RECIPES, load_recipe
 UNBOUNDED = {
     "eval.stop_return": "a return may be any number",
     "eval.pass_reward": "a reward may be any number",
+    "channels.weights": "a weight may be any finite number (test_channels_of_runs.py)",
+    "lagrangian.limits": "a cost may be any finite number (test_ppo_lagrangian.py)",
     "filter.low": "a reward may be any number",
     "filter.high": "a reward may be any number",
 }

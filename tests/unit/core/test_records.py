@@ -106,7 +106,7 @@ def test_batches() -> None:
 
 # -------------------------------------------------------------------------------------------------------------- routes
 def test_the_first_pattern_that_matches_the_whole_id_wins() -> None:
-    routes = [AgentRoute("red_[0-9]+", "red", "red"), AgentRoute("red.*", "pink", "pink"), AgentRoute("blue", "blue", "blue")]
+    routes = [AgentRoute("red_[0-9]+", "red"), AgentRoute("red.*", "pink"), AgentRoute("blue", "blue")]
     assert [route(routes, a).inference for a in ("red_12", "red_x", "reddish", "blue")] == ["red", "pink", "pink", "blue"]
     with pytest.raises(ConfigError, match=r"no pattern matches agent 'blue_1'.*'\.\*'"):
         route(routes, "blue_1")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runnel.core.contracts.evaluation import AgentRoute
+from runnel.core.contracts.evaluation import AgentRoute, SampleRoute
 from runnel.core.errors import ConfigError
-from runnel.core.routes import sides_of, team_routes
+from runnel.core.routes import only_stream, sides_of, team_routes, with_lengths
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec, TeamSpec
 
 CHOICE = ActionSpec("discrete", num_actions=3)
@@ -21,7 +21,7 @@ def test_the_first_pattern_that_matches_wins_and_a_policy_keeps_the_order_of_its
     assert {name: side.agents for name, side in sides.items()} == {"red": ("red_0", "red_1"), "blue": ("blue_0",)}
     assert sides["blue"].spec is WIDE
     assert sides["red"].trains
-    assert sides["red"].route.samples == "red"
+    assert sides["red"].route.samples == (SampleRoute("red"),)
 
 
 def test_several_patterns_may_name_one_policy() -> None:
@@ -30,7 +30,7 @@ def test_several_patterns_may_name_one_policy() -> None:
 
 
 def test_a_route_without_a_sample_stream_is_asked_but_not_trained() -> None:
-    routes = [AgentRoute("red_.*", "red", "red"), AgentRoute("blue_0", "blue", "", deterministic=True)]
+    routes = [AgentRoute("red_.*", "red"), AgentRoute("blue_0", "blue", (), deterministic=True)]
     sides = sides_of(routes, TEAM)
     assert not sides["blue"].trains
     assert sides["blue"].route.deterministic
@@ -48,6 +48,12 @@ def test_a_route_without_a_sample_stream_is_asked_but_not_trained() -> None:
         (["red_.*="], "after = comes the name of a policy"),
         (["red_.*=a/b"], "after = comes the name of a policy"),
         (["*=red"], "this is no regular expression"),
+        (["red_.*=red: 32"], "'32' is not understood; after a colon come, with commas between them: N steps"),
+        (["red_.*=red: 0 steps"], "'0 steps' is not understood"),
+        (["red_.*=red: 8 steps, 16 steps"], "steps is said twice"),
+        (["red_.*=red: deterministic"], "a policy that is trained must try actions"),
+        (["red_.*=run:x: 8 steps"], "a stored policy writes no segments, so steps would mean nothing"),
+        (["red_.*=run:x: deterministic, burn-in 2"], "so burn-in would mean nothing"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_field_and_the_fix(routes: list[str], text: str) -> None:
@@ -57,6 +63,37 @@ def test_what_cannot_work_is_refused_with_the_field_and_the_fix(routes: list[str
 
 def test_a_team_that_nobody_learns_from_and_a_policy_with_two_streams_are_refused() -> None:
     with pytest.raises(ConfigError, match="none of these policies is trained"):
-        sides_of([AgentRoute("red_.*", "red", ""), AgentRoute(".*", "blue", "")], TEAM)
+        sides_of([AgentRoute("red_.*", "red", ()), AgentRoute(".*", "blue", ())], TEAM)
     with pytest.raises(ConfigError, match="differ in more than their patterns"):
-        sides_of([AgentRoute("red_0", "red", "a"), AgentRoute("red_1", "red", "b"), AgentRoute(".*", "blue")], TEAM)
+        sides_of(
+            [AgentRoute("red_0", "red"), AgentRoute("red_1", "red", (SampleRoute("b"),)), AgentRoute(".*", "blue", ())], TEAM
+        )
+
+
+def test_options_of_a_route() -> None:
+    red, blue = team_routes(["red_.*=red: burn-in 4, 16 steps", "blue_.*=run:runs/first@12+ab01#blue: deterministic"])
+    assert red.samples == (SampleRoute("red", 16, 4),)
+    assert (blue.inference, blue.samples, blue.deterministic) == ("first@12.blue", (), True)
+    assert blue.stored == "run:runs/first@12+ab01#blue"
+
+
+def test_lengths_fit_into_each_other() -> None:
+    def lengths(*samples: SampleRoute) -> list[int]:
+        return [s.num_steps for s in with_lengths([AgentRoute(samples=samples)], 96)[0].samples]
+
+    assert lengths(SampleRoute("a"), SampleRoute("b", 48), SampleRoute("c", 16, burn_in=16)) == [96, 48, 16]
+    with pytest.raises(ConfigError, match=r"segments of 40 steps do not fit into 96 \(num_steps\)"):
+        lengths(SampleRoute("a", 40))
+    with pytest.raises(ConfigError, match=r"segments of 32 steps do not fit into 48 \(those of another route\)"):
+        lengths(SampleRoute("a", 48), SampleRoute("b", 32))
+    with pytest.raises(ConfigError, match="a segment has 16 steps, and burn-in are steps of the one before it"):
+        lengths(SampleRoute("a", 16, burn_in=17))
+
+
+def test_streams_have_one_writer_each_and_one_agent_alone_writes_one_stream() -> None:
+    with pytest.raises(ConfigError, match="two routes write to this stream"):
+        sides_of([AgentRoute("red_.*", "red", (SampleRoute("x"),)), AgentRoute(".*", "blue", (SampleRoute("x"),))], TEAM)
+    assert only_stream(AgentRoute()) == "trajectories"
+    for samples in ((), (SampleRoute("a"), SampleRoute("b")), (SampleRoute("a", 8),)):
+        with pytest.raises(ConfigError, match="an environment of one agent writes one stream"):
+            only_stream(AgentRoute(samples=samples))

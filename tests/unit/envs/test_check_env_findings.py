@@ -394,3 +394,33 @@ def test_the_report_reads_as_text() -> None:
     assert lines[2].startswith("           ")
     assert all(len(line) <= 118 for line in lines)
     assert sum(line.startswith("  hint     ") for line in lines) == 2
+
+
+PRICED = {"cost": 0.5, "costs": {"hazard": 1.0}, "rewards": {"forward": np.float32(2.0)}}
+
+
+def test_it_says_how_costs_and_rewards_in_info_are_read() -> None:
+    report = check_env(variant(info=lambda self: PRICED if self.t else {}))
+    assert report == []
+    (hint,) = report.hints
+    assert "--channels.rewards forward and --channels.costs hazard cost reads" in hint
+
+
+@pytest.mark.parametrize(
+    ("info", "text"),
+    [
+        (lambda self: {"cost": 1.0} if self.t % 2 else {}, "the cost 'cost' is in the info of some steps only"),
+        (lambda self: {"costs": {"hazard": 1.0} if self.t == 3 else {}}, "the cost 'hazard' is in the info of some steps only"),
+        (lambda self: {"cost": float("nan")}, "the cost 'cost' in info is nan"),
+        (lambda self: {"rewards": {"forward": "far"}}, "the reward 'forward' in info is 'far'"),
+    ],
+)
+def test_a_channel_that_comes_and_goes_or_is_no_number_is_an_error(info: Any, text: str) -> None:
+    assert any(text in error for error in check_env(variant(info=info)))
+
+
+def test_six_values_of_a_step_are_safety_gymnasiums_own() -> None:
+    def step(self: Any, action: Any) -> Any:
+        return self.obs(), 1.0, 0.0, False, False, {}
+
+    assert "SafetyGymnasium2Gymnasium" in only(check_env(variant(step=step)))

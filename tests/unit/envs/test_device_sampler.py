@@ -140,22 +140,23 @@ def test_episodes_of_segments(in_tensors):
 def test_records_of_a_segment_without_the_host():
     generator = torch.Generator().manual_seed(0)
     reward, over = torch.rand(30, 50, generator=generator), torch.rand(30, 50, generator=generator) < 0.5
-    total, length = torch.arange(50.0).double(), torch.arange(50)
-    want, sums, steps = [], total.clone(), length.clone()
+    rewards = [reward, 1.0 - reward]  # the second is a cost
+    totals, length = [torch.arange(50.0).double(), torch.full((50,), 7.0).double()], torch.arange(50)
+    want, sums, steps = [], torch.stack(totals), length.clone()
     for t in range(30):
-        sums, steps = sums + reward[t], steps + 1
-        want += [(b, sums[b].item(), int(steps[b])) for b in range(50) if over[t, b]]
+        sums, steps = sums + torch.stack([x[t] for x in rewards]), steps + 1
+        want += [(b, *sums[:, b].tolist(), int(steps[b])) for b in range(50) if over[t, b]]
         sums, steps = sums.masked_fill(over[t], 0.0), steps.masked_fill(over[t], 0)
-    columns, count = ended_episodes(reward, over, total, length)
+    columns, count = ended_episodes(rewards, over, totals, length)
     assert int(count) == SEGMENT_RECORDS < len(want)
-    for k, (b, r, n) in enumerate(columns.T.tolist()):
-        row, value, num = want[k * len(want) // SEGMENT_RECORDS]
+    for k, (b, r, n, c) in enumerate(columns.T.tolist()):
+        row, value, cost, num = want[k * len(want) // SEGMENT_RECORDS]
         assert (int(b), int(n)) == (row, num)
-        assert r == pytest.approx(value)
-    ours = carried(reward, over, total, length)
-    assert torch.allclose(ours[0], sums)
+        assert (r, c) == pytest.approx((value, cost))
+    ours = carried(rewards, over, totals, length)
+    assert torch.allclose(torch.stack(ours[0]), sums)
     assert torch.equal(ours[1], steps)
-    columns, count = ended_episodes(reward[:2], over[:2], total, length)
+    columns, count = ended_episodes([x[:2] for x in rewards], over[:2], totals, length)
     assert int(count) == int(over[:2].sum())
 
 

@@ -16,7 +16,7 @@ from runnel.envs.sampler import VecEnvSampler
 from runnel.envs.toy import BadEnv, Counter, MaskedBandit, PointMass
 from runnel.envs.vector import episode_seed
 
-ROUTES = (AgentRoute("other", "x", "y"), AgentRoute(".*", "policy", "trajectories"))
+ROUTES = (AgentRoute("other", "x"), AgentRoute(".*", "policy"))
 
 
 def build(target="CartPole-v1", *, groups=1, steps=16, envs=3, capacity=8, kwargs=None, required=None, seed=5, noise_size=1):

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fake_streams import FakeClient, FakeWriter
+from fake_streams import FakeClient, FakeWriter, by_noise
 from team_envs import Leaver, Turns
 
-from runnel.core.contracts.evaluation import AgentRoute
+from runnel.core.contracts.evaluation import AgentRoute, SampleRoute
 from runnel.core.contracts.samples import Sampler
 from runnel.core.errors import NonFiniteError
 from runnel.core.records import Batch
 from runnel.core.routes import sides_of
+from runnel.core.spaces import ArraySpec
 from runnel.core.trajectories import trajectory_stream
 from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.sampler import TeamSampler
 from runnel.envs.team.serial import SerialTeam
 
-LEAVERS = (AgentRoute("early_.*", "early", "early"), AgentRoute("late_.*", "late", "late"))
-AGAINST_FIXED = (AgentRoute("early_.*", "early", "early"), AgentRoute("late_.*", "late", ""))
-TURNS = (AgentRoute(".*", "shared", "shared"),)
+EARLY = AgentRoute("early_.*", "early", (SampleRoute("early"),))
+LEAVERS = (EARLY, AgentRoute("late_.*", "late", (SampleRoute("late"),)))
+AGAINST_FIXED = (EARLY, AgentRoute("late_.*", "late", ()))
+TURNS = (AgentRoute(".*", "shared", (SampleRoute("shared"),)),)
+
+
+RECURRENT = {"state/h": ArraySpec((2,))}
+TWO_STREAMS = (AgentRoute("early_.*", "early", (SampleRoute("early", 2), SampleRoute("long", 6))), LEAVERS[1])
+WARM = (AgentRoute("early_.*", "early", (SampleRoute("early", 3, burn_in=2), SampleRoute("long", 6))), LEAVERS[1])
+
+
+def counting(rows: Batch) -> Batch:
+    """A recurrent policy whose state counts its own decisions since the episode began."""
+    return Batch(by_noise(rows) | {"state/h": rows["state/h"] + 1.0})
 
 
 class Play:
@@ -41,27 +54,36 @@ class Play:
         delay: int = 0,
         direct: bool = False,
         seed: int = 1,
+        state: dict[str, ArraySpec] | None = None,
     ) -> None:
         self.sides = sides_of(routes, ParallelEnv(make(), "probe").spec())
         vectors = [
             SerialTeam(make, num_envs, sides=self.sides, seed=seed, index0=i * num_envs, name="toy") for i in range(lanes)
         ]
         self.sampler = TeamSampler(
-            vectors, noise_sizes=dict.fromkeys(self.sides, 1), seed=seed, name="a", gammas=dict.fromkeys(self.sides, 0.9)
+            vectors,
+            noise_sizes=dict.fromkeys(self.sides, 1),
+            seed=seed,
+            name="a",
+            gammas=dict.fromkeys(self.sides, 0.9),
+            states=dict.fromkeys(self.sides, state or {}),
         )
-        self.clients = {name: FakeClient(delay=delay * i, direct=direct) for i, name in enumerate(self.sides, start=1)}
+        policy = counting if state else by_noise
+        self.clients = {name: FakeClient(policy, delay=delay * i, direct=direct) for i, name in enumerate(self.sides, start=1)}
         self.writers = {}
         for side in self.sides.values():
-            if side.trains:
-                rows = num_envs * len(side.agents)
-                self.writers[side.route.samples] = FakeWriter(
+            rows = num_envs * len(side.agents)
+            for sample in side.route.samples:
+                self.writers[sample.stream] = FakeWriter(
                     trajectory_stream(
                         side.spec,
-                        num_steps=num_steps,
+                        num_steps=sample.num_steps or num_steps,
                         num_envs=rows,
-                        name=side.route.samples,
+                        name=sample.stream,
+                        burn_in=sample.burn_in,
+                        state=state,
                         active=True,
-                        carried_return=True,
+                        carried=("rewards/env",),
                         unit_rows=len(side.agents),
                         capacity=capacity,
                     )
@@ -154,15 +176,20 @@ def test_a_lane_that_got_one_slot_keeps_it_and_waits_for_the_other() -> None:
     assert play.step() > 0
 
 
-@pytest.mark.parametrize(("make", "routes"), [(Leaver, LEAVERS), (Leaver, AGAINST_FIXED), (Turns, TURNS)])
+@pytest.mark.parametrize(
+    ("make", "routes"),
+    [(Leaver, LEAVERS), (Leaver, AGAINST_FIXED), (Turns, TURNS), (Leaver, TWO_STREAMS), (Leaver, WARM)],
+)
 @pytest.mark.parametrize("polls", [0, 1, 2, 5, 6, 7, 11])
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_a_sampler_goes_on_bit_for_bit(make: Callable[[], Any], routes: tuple[AgentRoute, ...], polls: int, lanes: int) -> None:
-    first = Play(make, routes, delay=1, lanes=lanes, num_steps=3)
+    state = RECURRENT if routes is WARM else None
+    num_steps = 6 if routes in (TWO_STREAMS, WARM) else 3
+    first = Play(make, routes, delay=1, lanes=lanes, num_steps=num_steps, state=state)
     for _ in range(polls):
         first.step()
     saved = first.sampler.snapshot()
-    second = Play(make, routes, delay=1, lanes=lanes, num_steps=3)
+    second = Play(make, routes, delay=1, lanes=lanes, num_steps=num_steps, state=state)
     second.clients = {name: client.twin() for name, client in first.clients.items()}
     second.writers = {name: writer.twin() for name, writer in first.writers.items()}
     before = {name: len(writer.committed) for name, writer in first.writers.items()}
@@ -213,3 +240,49 @@ def test_noise_of_a_row_does_not_depend_on_who_is_active() -> None:
         play.until(2)
         noise[leaves] = torch.stack([a["logprob"] for a in play.arrays("early")])
     assert np.array_equal(noise[1], noise[4])
+
+
+def joined(segments: list[Batch], key: str, burn_in: int = 0) -> torch.Tensor:
+    """What segments of one stream say of their own steps, one after the other. `[T, ...]`"""
+    steps = len(segments[0]["action"])
+    return torch.cat([s[key][burn_in:steps] for s in segments])
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_two_streams_of_one_policy_hold_the_same_steps_in_segments_of_their_own_length(lanes: int, delay: int) -> None:
+    play = Play(Leaver, TWO_STREAMS, num_steps=6, lanes=lanes, delay=delay).until(6)
+    plain = Play(Leaver, LEAVERS, num_steps=6, lanes=lanes, delay=delay).until(4)
+    for lane in range(lanes):
+        short, long = play.arrays("early")[lane::lanes][:6], play.arrays("long")[lane::lanes][:2]
+        assert {len(s["action"]) for s in short} == {2}
+        assert {len(s["action"]) for s in long} == {6}
+        for key in ("obs", "action", "logprob", "rewards/env", "terminated", "truncated", "active"):
+            assert torch.equal(joined(short[: 3 * len(long)], key), joined(long, key)), key
+            assert torch.equal(joined(long, key), joined(plain.arrays("early")[lane::lanes][: len(long)], key)), key
+    counted = {name: sum(header.num_steps for header, _ in w.committed) for name, w in play.writers.items()}
+    assert counted["long"] == counted["late"] == 0
+    assert counted["early"] == 2 * 2 * len(play.arrays("early"))
+
+
+def test_a_segment_with_burn_in_begins_with_the_last_steps_of_the_one_before_and_the_state_before_those() -> None:
+    play = Play(Leaver, WARM, num_envs=1, num_steps=6, state=RECURRENT).until(6)
+    short, long = play.arrays("early"), play.arrays("long")
+    assert not short[0]["active"][:2].any()
+    assert not short[0]["state/h"].any()
+    for before, after in pairwise(short):
+        for key in ("obs", "action", "logprob", "rewards/env", "terminated", "active"):
+            assert torch.equal(after[key][:2], before[key][3:5]), key
+    for key in ("obs", "action", "active"):
+        assert torch.equal(joined(short[:6], key, 2), joined(long[:3], key)), key
+    # the agent decides at steps 0 and 1 of every five; the state before a step counts its decisions since the episode began
+    decisions = [0, 1, 0, 0, 0] * 10
+    assert [s["state/h"][0, 0].item() for s in short[1:6]] == [decisions[3 * k - 2] for k in range(1, 6)]
+    assert [s["state/h"][0, 0].item() for s in long[:3]] == [decisions[6 * k] for k in range(3)]
+    assert all(header.version_min == 0 for header, _ in play.writers["early"].committed)
+
+
+def test_one_who_waits_keeps_its_state_and_whose_episode_ends_begins_with_zeros() -> None:
+    play = Play(Turns, TURNS, num_envs=1, num_steps=1, state=RECURRENT).until(6)
+    # x moves at steps 0 and 2, y at 1 and 3, then the episode is over
+    assert [s["state/h"][:, 0].tolist() for s in play.arrays("shared")[:6]] == [[0, 0], [1, 0], [1, 1], [2, 1], [0, 0], [1, 0]]

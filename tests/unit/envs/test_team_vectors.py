@@ -18,9 +18,16 @@ from runnel.envs.team.serial import SerialTeam
 ROUTES = ("early_.*=early", "late_.*=late")
 
 
-def team(make: Callable[[], Any] = Leaver, num_envs: int = 2, teams: tuple[str, ...] = ROUTES, seed: int = 1) -> SerialTeam:
+def team(
+    make: Callable[[], Any] = Leaver,
+    num_envs: int = 2,
+    teams: tuple[str, ...] = ROUTES,
+    seed: int = 1,
+    *,
+    restart: bool = False,
+) -> SerialTeam:
     sides = sides_of(team_routes(teams), ParallelEnv(make(), "probe").spec())
-    return SerialTeam(make, num_envs, sides=sides, seed=seed, name="toy")
+    return SerialTeam(make, num_envs, sides=sides, seed=seed, name="toy", restart=restart)
 
 
 def zeros(vector: SerialTeam) -> dict[str, torch.Tensor]:
@@ -202,3 +209,131 @@ def test_actions_outside_of_their_space_are_refused() -> None:
         vector.send({**zeros(vector), "early": torch.tensor([0, 2])})
     with pytest.raises(DataError, match="actions of shape"):
         vector.send({**zeros(vector), "late": torch.zeros(3, dtype=torch.int64)})
+
+
+# --------------------------------------------------------------------------------------------- environments that are made anew
+class BreaksAt(Turns):
+    """It breaks at its move number `at`, unless another copy has broken before."""
+
+    broken = 0
+
+    def __init__(self, at: int = 2, times: int = 1) -> None:
+        super().__init__()
+        self.at, self.times = at, times
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        if self._t + 1 == self.at and BreaksAt.broken < self.times:
+            BreaksAt.broken += 1
+            raise RuntimeError("it broke")
+        return super().step(actions)
+
+    get_state = set_state = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_one_that_breaks_is_made_anew_and_who_waited_is_cut_at_what_it_last_saw(resumed: bool) -> None:
+    BreaksAt.broken = 0
+    vector = team(BreaksAt, 2, ("x=x", "y=y"), restart=True)
+    vector.reset()
+    vector.send(zeros(vector))
+    if resumed:
+        saved = vector.snapshot()
+        vector = team(BreaksAt, 2, ("x=x", "y=y"), seed=9, restart=True)
+        vector.restore(saved)
+    before = {name: out.obs["obs"].clone() for name, out in vector.outs.items()}
+    assert [out.active.tolist() for out in vector.outs.values() if out.active is not None] == [[False] * 2, [True] * 2]
+    vector.send(zeros(vector))  # of the first environment, this is the move of y that breaks
+    x, y = vector.outs["x"], vector.outs["y"]
+    assert [x.truncated.tolist(), y.truncated.tolist()] == [[True, False]] * 2
+    assert not x.terminated.any()
+    assert not y.terminated.any()
+    assert [x.reward.tolist(), y.reward.tolist()] == [[0.0, -0.5], [0.0, 1.0]]
+    assert x.final_rows == y.final_rows == [0]
+    assert x.final_obs["obs"][0].tolist() == [0.0, 0.0]  # x saw it at the first move, and waited since
+    assert y.final_obs["obs"][0].tolist() == before["y"][0].tolist() == [1.0, 1.0]
+    assert [x.active.tolist(), y.active.tolist()] == [[True, True], [False, False]]  # type: ignore[union-attr]
+    (fault,) = vector.faults()
+    assert {k: fault[k] for k in ("kind", "env", "episode", "step")} == {
+        "kind": "env_failed",
+        "env": 0,
+        "episode": 0,
+        "step": 2,
+    }
+    assert "it broke" in fault["error"]
+    play(vector, 4)
+    episodes = vector.episodes()
+    assert [e.env for e in episodes] == [1, 0]  # the one that broke is not counted, its next one is
+    assert not vector.faults()
+    assert y.final_rows == [0]
+
+
+def test_who_had_left_before_is_not_cut_again() -> None:
+    class Breaks(Leaver):
+        done = 0
+
+        def step(self, actions: dict[str, Any]) -> Any:
+            if self._t == 3 and not Breaks.done:
+                Breaks.done = 1
+                raise ValueError("now")
+            return super().step(actions)
+
+    vector = team(Breaks, 1, restart=True)
+    vector.reset()
+    play(vector, 4)
+    early, late = vector.outs["early"], vector.outs["late"]
+    assert (early.final_rows, late.final_rows) == ([], [0])
+    assert late.truncated.tolist() == [True]
+    assert early.truncated.tolist() == early.terminated.tolist() == [False]
+    assert late.final_obs["obs"][0, 0] == 3.0
+
+
+def test_what_a_step_wrote_before_it_broke_is_undone() -> None:
+    """The step ends one agent, which is written, and then gives the other no mask for its next decision."""
+
+    class Muddled(Masked):
+        done = 0
+
+        def step(self, actions: dict[str, Any]) -> Any:
+            obs, rewards, terminated, truncated, infos = super().step(actions)
+            if self._t == 1 and not Muddled.done:
+                Muddled.done = 1
+                terminated, self.agents, infos = {"late_0": True}, ["early_0"], {}
+            return obs, rewards, terminated, truncated, infos
+
+    vector = team(Muddled, 1, restart=True)
+    vector.reset()
+    early, late = vector.outs["early"], vector.outs["late"]
+    assert early.action_mask is not None
+    vector.send({"early": torch.ones(1, dtype=torch.int64), "late": torch.zeros(1, dtype=torch.int64)})
+    for out in (early, late):
+        assert (out.final_rows, out.truncated.tolist(), out.terminated.tolist()) == ([0], [True], [False])
+        assert out.reward.tolist() == [0.0]
+    assert early.final_obs["action_mask"].tolist()[0] == [False, True]
+    assert "gave agent 'early_0' no action_mask" in vector.faults()[0]["error"]
+
+
+def test_one_that_breaks_every_time_or_at_a_reset_or_is_not_to_be_made_anew_ends_the_run() -> None:
+    BreaksAt.broken = 0
+    vector = team(lambda: BreaksAt(1, 99), 1, ("x=x", "y=y"), restart=True)
+    vector.reset()
+    with pytest.raises(DataError, match=r"raised RuntimeError: it broke, for the 6th time in a row \[its episode"):
+        play(vector, 9)
+
+    class NoReset(Turns):
+        resets = 0
+
+        def reset(self, **kwargs: Any) -> Any:
+            NoReset.resets += 1
+            if NoReset.resets > 3:
+                raise RuntimeError("no more")
+            return super().reset(**kwargs)
+
+    vector = team(NoReset, 1, ("x=x", "y=y"), restart=True)
+    vector.reset()
+    with pytest.raises(DataError, match="raised RuntimeError: no more"):
+        play(vector, 9)
+    BreaksAt.broken = 0
+    vector = team(BreaksAt, 1, ("x=x", "y=y"))
+    vector.reset()
+    with pytest.raises(DataError, match="raised RuntimeError: it broke"):
+        play(vector, 9)

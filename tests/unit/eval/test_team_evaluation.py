@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,9 +15,11 @@ from team_envs import Leaver, Turns
 
 from runnel.core.records import Batch
 from runnel.core.routes import sides_of, team_routes
+from runnel.core.spaces import ArraySpec
 from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.serial import SerialTeam
-from runnel.eval.teams import TeamEvaluation
+from runnel.eval.tally import EpisodeOutcome, result_of
+from runnel.eval.teams import RunningStates, TeamEvaluation
 from runnel.nets.team import TeamNet
 
 
@@ -43,7 +45,8 @@ def test_it_plays_exactly_so_many_episodes_and_tells_the_return_of_each_policy(n
     played = evaluation(Leaver, ("early_.*=early", "late_.*=late"), episodes=5, num_envs=num_envs)
     result = played.run({"policy": FakeClient(zeros)}, round_index=0)  # type: ignore[dict-item]
     assert result.returns == [3.5] * 5
-    assert result.extra == {"length": [5.0] * 5, "return/early": [2.0] * 5, "return/late": [5.0] * 5}
+    won = {"win_rate/early": [0.0] * 5, "win_rate/late": [1.0] * 5}
+    assert result.extra == {"length": [5.0] * 5, "return/early": [2.0] * 5, "return/late": [5.0] * 5, **won}
     played.close()
 
 
@@ -59,6 +62,7 @@ class Plus:
     """A network of one number, which it answers."""
 
     noise_size = 0
+    state_spec: ClassVar[dict[str, ArraySpec]] = {}
 
     def __init__(self, number: float) -> None:
         self.number = torch.tensor([number])
@@ -83,3 +87,45 @@ def test_a_team_net_acts_for_the_policies_that_are_asked_and_leaves_fixed_ones_a
     net.load_state_dict({"red/number": torch.tensor([5.0])})
     rows = Batch({"red/obs": torch.zeros(1), "blue/obs": torch.zeros(1)})
     assert {k: x.tolist() for k, x in net.act(rows).items()} == {"red/action": [5.0], "blue/action": [2.0]}
+
+
+def test_who_gets_most_wins_and_a_draw_is_shared() -> None:
+    totals = [{"a": 2.0, "b": 1.0, "c": 0.0}, {"a": 1.0, "b": 1.0, "c": 0.0}, {"a": 0.0, "b": 0.0, "c": 0.0}]
+    extra = result_of([EpisodeOutcome(0.0, 1, by_policy=by) for by in totals]).extra
+    assert extra["win_rate/a"] == [1.0, 0.5, 1 / 3]
+    assert extra["win_rate/b"] == [0.0, 0.5, 1 / 3]
+    assert "win_rate/a" not in result_of([EpisodeOutcome(0.0, 1, by_policy={"a": 1.0})]).extra
+
+
+def test_states_move_with_decisions_and_begin_anew_with_episodes() -> None:
+    """x moves at steps 0 and 2 of four, y at 1 and 3; the policy counts its decisions."""
+    sides = sides_of(team_routes(["x=x", "y=y"]), ParallelEnv(Turns(), "probe").spec())
+    vector = SerialTeam(Turns, 2, sides=sides, seed=1)
+    vector.reset()
+    memory, seen = RunningStates(vector, {"x": {"state/h": ArraySpec((1,))}, "y": {"state/h": ArraySpec((1,))}}), []
+    for _ in range(5):
+        seen.append([memory.now[f"{name}/state/h"][1].item() for name in "xy"])
+        memory.decided(memory.now.map(lambda x: x + 1.0))
+        vector.send({name: torch.zeros(2, dtype=torch.int64) for name in "xy"})
+        memory.stepped()
+    assert seen == [[0, 0], [1, 0], [1, 1], [2, 1], [0, 0]]
+
+
+def test_an_episode_that_crashed_has_no_return_and_the_next_one_begins_with_zero() -> None:
+    class Breaks(Leaver):
+        left = 1
+
+        def step(self, actions: dict[str, Any]) -> Any:
+            if self._t == 3 and Breaks.left:
+                Breaks.left -= 1
+                raise RuntimeError("it broke")
+            return super().step(actions)
+
+    sides = sides_of(team_routes(["early.*=early", "late.*=late"]), ParallelEnv(Leaver(), "probe").spec())
+    made = lambda: SerialTeam(Breaks, 1, sides=sides, seed=1, name="toy", restart=True)  # noqa: E731
+    played = TeamEvaluation(made, episodes=3, seed=1, noise_sizes={"early": 1, "late": 1}, max_steps=4)
+    result = played.run({"policy": FakeClient(zeros)}, round_index=0)  # type: ignore[dict-item]
+    assert result.extra["crashed"] == [1.0, 0.0, 0.0]
+    assert len(result.faults) == 1
+    assert result.extra["cut"] == [1.0, 1.0]
+    assert result.returns == [3.0, 3.0]  # until the cut after four steps: 2 of the one, 4 of the other; nothing of the crash

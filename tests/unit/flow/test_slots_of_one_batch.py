@@ -68,3 +68,11 @@ def test_segments_that_are_no_neighbours_are_copied() -> None:
     merged = merge_segments(segments)
     assert merged["obs"].data_ptr() != segments[0].arrays["obs"].data_ptr()
     assert merged["obs"][0, :, 0].tolist() == [0.0, 0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("capacity", [64, 65])
+def test_without_turns_no_two_writers_have_one_number_however_many_slots_there_are(capacity: int) -> None:
+    """Numbers are looked for in another way where there are many slots."""
+    slots = InprocTransport().samples(stream(capacity), LagRule(lag=32, batch=2, exact=True, turns=False))
+    numbers = [slot.header.sequence for _ in range(20) for writer in (0, 1) if (slot := slots.reserve(writer)) is not None]
+    assert numbers == list(range(40))

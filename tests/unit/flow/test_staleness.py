@@ -65,7 +65,6 @@ def test_eviction_and_abortion_are_beyond_the_lag() -> None:
     p = LagRule(lag=2, batch=1, exact=False)
     assert [p.evict(Header(version_min=3, version_max=9), v) for v in (3, 5, 6)] == [False, False, True]
     assert [p.should_abort(3, v) for v in (3, 5, 6)] == [False, False, True]
-    assert [p.is_on_policy(Header(version_min=3), v) for v in (3, 4)] == [True, False]
 
 
 def test_spans_follow_each_other() -> None:

@@ -12,9 +12,9 @@ from torch import Tensor
 from runnel.core.clock import ManualClock
 from runnel.core.contracts.learning import Update
 from runnel.core.contracts.params import ParamSet
-from runnel.core.errors import DataError, NonFiniteError
+from runnel.core.errors import CheckpointError, DataError, NonFiniteError
 from runnel.core.records import Batch
-from runnel.flow.params import LocalChannel
+from runnel.flow.params import ChannelSubscriber, LocalChannel
 from runnel.flow.slots import SlotTable, TableWriter
 from runnel.flow.staleness import LagRule
 from runnel.flow.workers.trainer import Budget, Phase, TrainerWorker
@@ -309,3 +309,62 @@ def test_a_learner_is_looked_at_when_a_run_is_set_up() -> None:
         told(Numbers())
     with pytest.raises(DataError, match=r"Few has no prepare, update, state_dict, load_state_dict"):
         told(Few())  # type: ignore[arg-type]
+
+
+class Counting:
+    """A curriculum that counts segments."""
+
+    def __init__(self) -> None:
+        self.num = torch.zeros((), dtype=torch.int64)
+
+    def see(self, segments: Mapping[str, Any], batch: Batch) -> dict[str, float]:
+        self.num += sum(len(some) for some in segments.values())
+        return {"tasks/num": float(self.num)}
+
+    def history(self) -> dict[str, Tensor]:
+        return {"num": self.num}
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"num": int(self.num)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.num = torch.tensor(state["num"])
+
+
+def test_the_history_of_tasks_is_published_beside_each_version_and_before_it() -> None:
+    table, channel, tasks = make_table("s", OPEN, capacity=4), channel_of(), LocalChannel("tasks", shared=False, depth=2)
+    log: list[tuple[str, int]] = []
+    for one in (channel, tasks):
+        one.publish = lambda v, x, one=one, now=one.publish: (log.append((one.name, v)), now(v, x))  # type: ignore[method-assign]
+    worker = trainer({"s": table}, channel=channel, curriculum=Counting(), tasks=tasks)
+    worker.setup()
+    reader = ChannelSubscriber(channel, tasks)
+    assert reader.constants(0) == {"num": torch.tensor(0)}
+    put(table)
+    assert worker.poll() == 1
+    assert [e["metrics"]["tasks/num"] for e in worker.drain()] == [1.0]
+    assert log == [("tasks", 0), (channel.name, 0), ("tasks", 1), (channel.name, 1)]
+    assert reader.constants(1) == reader.constants() == {"num": torch.tensor(1)}
+    assert reader.constants(0) == {"num": torch.tensor(0)}, "a copy: what is learned later does not reach an older version"
+    other = trainer({"s": table}, curriculum=Counting(), tasks=LocalChannel("tasks", shared=False, depth=2))
+    other.restore(worker.snapshot())
+    assert other.curriculum is not None
+    assert other.curriculum.history() == {"num": torch.tensor(1)}
+    with pytest.raises(CheckpointError, match="history of tasks of its own"):
+        other.restore(trainer({"s": table}).snapshot())
+
+
+def test_constants_that_have_not_arrived_or_are_damaged_are_not_given() -> None:
+    tasks = LocalChannel("tasks", shared=False, depth=2)
+    reader = ChannelSubscriber(channel_of(), tasks)
+    assert reader.constants() is None
+    assert reader.constants(3) is None
+    tasks.publish(3, {"mean": torch.ones(2)})
+    tasks._versions[3][0]["mean"][0] = 2.0
+    assert reader.constants() is None
+    assert reader.num_refused == 1
+    tasks.publish(4, {"mean": torch.ones(2)})
+    found = reader.constants()
+    assert found is not None
+    assert found["mean"].tolist() == [1.0, 1.0]
+    assert ChannelSubscriber(channel_of()).constants() == {}, "a run without a curriculum"

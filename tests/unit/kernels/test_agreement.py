@@ -105,7 +105,7 @@ configs = st.builds(
 def segment_for(net: ActorCritic, *, num_steps: int, num_envs: int, g: torch.Generator) -> Segment:
     """Random observations and rewards; actions of a policy that was not far from `net`, ends of both kinds."""
     spec = net.env_spec
-    stream = trajectory_stream(spec, num_steps=num_steps, num_envs=num_envs, carried_return=True)
+    stream = trajectory_stream(spec, num_steps=num_steps, num_envs=num_envs, carried=("rewards/env",))
     arrays = stream.allocate()
     for key in (*spec.obs, *("final_" + k for k in spec.obs), "rewards/env", "carried_return"):
         arrays[key].copy_(torch.randn(arrays[key].shape, generator=g))

@@ -21,6 +21,7 @@ class FakeStream:
         self.committed: list[Segment] = []
         self.cancelled: list[str] = []
         self.steps = 0
+        self.learner_version = 0
         self._sequence = 0
 
     def reserve(self) -> Slot | None:
@@ -49,6 +50,9 @@ class FakeStream:
 
     def feedback(self) -> list[Any]:
         return []
+
+    def version(self) -> int:
+        return self.learner_version
 
     def take(self, n: int) -> list[Segment]:
         """The next `n` segments in sequence order, if they are there."""

@@ -12,7 +12,8 @@ def batch_of(*rows: list[int]) -> Batch:
     """Rows given by the version of each token; -1 in prompts."""
     versions = torch.tensor([v for row in rows for v in row])
     lengths = torch.tensor([len(row) for row in rows])
-    return Batch(policy_version=versions, row_length=lengths, logprob=torch.zeros(len(versions)))
+    rows = {"row_length": lengths, "row_owner": torch.arange(len(lengths))}
+    return Batch(policy_version=versions, logprob=torch.zeros(len(versions)), **rows)
 
 
 def test_a_tokens_age_is_what_went_by_in_flight_and_in_queue():

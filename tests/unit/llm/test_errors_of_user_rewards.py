@@ -9,8 +9,7 @@ import pytest
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.llm.rewards.components import RewardComponent, as_components
-from runnel.llm.rewards.judging import RewardJob, Verdict
-from runnel.llm.rewards.pool import RewardPool
+from runnel.llm.rewards.judging import RewardJob, RewardPool, Verdict
 from runnel.testing.rewards import check_reward
 
 SOURCE = """

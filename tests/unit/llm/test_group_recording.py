@@ -64,10 +64,10 @@ def recorder_of(every: int = 1, **more: Any) -> GroupRecorder:
 
 def test_a_group_is_told_as_the_learner_trained_on_it() -> None:
     examples = [Example("x"), Example([{"role": "user", "content": "say"}, {"role": "user", "content": "it"}])]
-    learner = learner_of(recorder_of(example=lambda i: examples[i]))
-    segment = rollout(3, [1.0, 0.0, 0.5], task_id=1, sample_id=96)
+    learner = learner_of(recorder_of(example={e.id: e for e in examples}.get))
+    segment = rollout(3, [1.0, 0.0, 0.5], task_id=examples[1].id, sample_id=96)
     (event,) = events_of(learner, rollouts=[segment])
-    assert (event["kind"], event["version"], event["task_id"], event["sample_id"]) == ("group", 1, 1, 96)
+    assert (event["kind"], event["version"], event["task_id"], event["sample_id"]) == ("group", 1, examples[1].id, 96)
     assert (event["source"], event["messages"]) == ("letters", examples[1].prompt)
     rewards = [(r["reward"], r["rewards"], r["passed"]) for r in event["rows"]]
     assert rewards == [

@@ -10,9 +10,8 @@ import pytest
 
 from runnel.llm.rewards.answers import answer_in
 from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.rewards.judging import RewardJob
+from runnel.llm.rewards.judging import RewardJob, RewardPool
 from runnel.llm.rewards.mathematics import math_answer
-from runnel.llm.rewards.pool import RewardPool
 
 pytest.importorskip("math_verify")
 logging.getLogger("math_verify").setLevel(logging.ERROR)

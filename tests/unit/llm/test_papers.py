@@ -144,6 +144,7 @@ def test_loss_and_gradient_are_those_of_the_paper(name, budget):
 def test_gspo_counts_a_sequence_once_whatever_its_length():
     """Rows of 2 and 4 tokens with ratio and advantage 1: the objective is the mean of two ones."""
     rows = Batch(tokens=torch.ones(8, dtype=torch.int64), row_length=torch.tensor([3, 5]), group=torch.tensor([0, 1]))
+    rows["row_owner"] = torch.arange(2)
     rows["loss_mask"] = torch.tensor([False, True, True, False, True, True, True, True])
     rows |= {"logprob": torch.zeros(8), "now": torch.zeros(8), "rewards/exact": torch.zeros(2), "terminated": torch.ones(2)}
 

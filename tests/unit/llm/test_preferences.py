@@ -191,10 +191,9 @@ def test_the_sampler_writes_chosen_then_rejected_and_goes_on_where_it_was():
 def test_the_writer_keeps_the_best_and_the_worst(tmp_path):
     task = TextTask("t", [Example("first"), Example("second")], [Example("third")], lambda prompts, completions: [0.0])
     rng = np.random.default_rng(0)
-    segments = [group(rng, [0.0, 1.0, 0.5]), group(rng, [1.0, 1.0, 1.0])]
+    segments = [group(rng, rewards, channels=("reward",)) for rewards in ([0.0, 1.0, 0.5], [1.0, 1.0, 1.0])]
     for i, segment in enumerate(segments):
-        segment.header.task_id = 1 - i
-        segment.arrays["rewards/reward"] = segment.arrays["rewards/exact"]
+        segment.header.task_id = task.train[1 - i].id
         segment.arrays["tokens"] += 90  # letters
         first = int(segment.arrays["row_length"][0])
         segment.arrays["prompt_length"] = (~segment.arrays["loss_mask"][:first]).sum().expand(3)
@@ -210,6 +209,9 @@ def test_the_writer_keeps_the_best_and_the_worst(tmp_path):
     assert len(read_pairs(tmp_path / "pairs.jsonl")) == 2
     writer.load_state_dict(state)
     assert read_pairs(tmp_path / "pairs.jsonl") == [pair]
+    segments[0].header.task_id = 1  # the place of an example: how releases before this one numbered them
+    with pytest.raises(DataError, match="no train example with the id 1"):
+        writer.update(writer.prepare({"rollouts": segments}, progress=0.0))
 
 
 def test_scores_are_read_at_the_last_token_whatever_the_neighbours():

@@ -12,6 +12,7 @@ from runnel.core.contracts.params import ParamSet
 from runnel.core.contracts.samples import Sampler
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.worker import num_progressed
+from runnel.flow.staleness import LagRule
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.evaluation import TextEvaluation
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
@@ -128,6 +129,26 @@ def test_open_ended_groups_take_new_parameters_in_flight():
     assert (header.version_min, header.version_max) == (0, 1)
 
 
+def test_what_can_only_be_dropped_as_stale_is_aborted_and_its_slots_are_reused():
+    """One engine slot: the rows of a group are made one after another, so some are done while others run."""
+    rule = LagRule(lag=2, batch=1, exact=False)
+    sampler, client, stream = sampler_of(too_old=rule.should_abort), client_of(num_slots=1), stream_of(capacity=1, limit=2)
+    places = {"policy": client}, {"rollouts": stream}
+    while not any(g.replies and g.tickets for g in sampler._groups):
+        sampler.step(*places)
+    stream.learner_version = 2
+    sampler.step(*places)
+    assert stream.cancelled == [], "two versions behind may still be trained"
+    assert any(g.tickets for g in sampler._groups), "the group still runs"
+    stream.learner_version = 3
+    sampler.step(*places)
+    assert stream.cancelled == ["aborted"]
+    assert client.pending() == len(sampler._groups[0].tickets) == N, "the engine works for the next group alone"
+    stream.learner_version = 0
+    run(sampler, client, stream, 3 * (MAX_TOKENS + 2))
+    assert [s.header.sequence for s in stream.committed] == [1]
+
+
 def test_same_seed_same_segments_whatever_the_engine_size():
     found = []
     for slots in (2, 16):
@@ -150,6 +171,25 @@ def test_reward_failures_are_cancelled_counted_and_not_zero():
     assert len(stream.cancelled) + len(stream.committed) == 20
     failures = [e for e in sampler.events() if e["kind"] == "failure"]
     assert len(failures) == len(stream.cancelled)
+
+
+def test_a_reward_that_is_tried_again_is_told_and_cancels_nothing(monkeypatch):
+    monkeypatch.setattr("runnel.core.calls.pool.PAUSE_S", 0.0)
+    failed = set()
+
+    def shaky(prompts, completions, word):
+        if word[0] not in failed:
+            failed.add(word[0])
+            raise ConnectionError("no route")
+        return [float(len(c)) for c in completions]
+
+    task = task_of({"reward": RewardComponent("reward", shaky, run="inline", retries=1)})
+    sampler, client, stream = sampler_of(task), client_of(), stream_of(capacity=6, limit=6)
+    run(sampler, client, stream, 40)
+    assert (len(stream.committed), list(stream.cancelled), len(failed)) == (6, [], 6)
+    told = [e for e in sampler.events() if e["kind"] == "call_retried"]
+    assert [e["reason"] for e in told] == ["ConnectionError: no route"] * 6
+    assert all(e["prompt"].startswith("(prompt ") for e in told)
 
 
 def test_a_reward_that_always_fails_stops_the_run(monkeypatch):

@@ -116,11 +116,10 @@ def test_what_waits_can_be_given_up_and_comes_back():
 
 
 def test_a_learner_uses_what_segments_bring_and_makes_no_pass():
-    rng = np.random.default_rng(0)
-    segment = group(rng, [1.0, 0.0])
     inside = learner_of()
-    expected = inside.prepare({"rollouts": [segment]}, progress=0.0)
-    segment.arrays["reference_logprob"] = expected["reference_logprob"].clone()
+    expected = inside.prepare({"rollouts": [group(np.random.default_rng(0), [1.0, 0.0])]}, progress=0.0)
+    segment = group(np.random.default_rng(0), [1.0, 0.0], reference_logprob=True)
+    segment.arrays["reference_logprob"].copy_(expected["reference_logprob"])
     outside = learner_of(ReferencePlan())
     found = outside.prepare({"rollouts": [segment]}, progress=0.0)
     assert outside.reference is None
@@ -130,7 +129,7 @@ def test_a_learner_uses_what_segments_bring_and_makes_no_pass():
 
 def step(learner, segments):
     for segment in segments.get("rollouts", ()):
-        segment.arrays["reference_logprob"] = torch.full_like(segment.arrays["logprob"], -3.0)
+        segment.arrays["reference_logprob"].fill_(-3.0)
     learner.update(learner.prepare(segments, progress=0.0))
 
 
@@ -142,11 +141,11 @@ def test_the_reference_is_fixed_after_the_warm_up_follows_and_comes_back():
     step(learner, {"demos": [demos(rng, 2)]})
     first = {k: v.clone() for k, v in learner.params().items()}
     assert learner.frozen()["reference"].version == 1
-    step(learner, {"rollouts": [group(rng, [1.0, 0.0])]})
+    step(learner, {"rollouts": [group(rng, [1.0, 0.0], reference_logprob=True)]})
     assert learner.frozen()["reference"].version == 2
     moved = {k: v.clone() for k, v in learner.params().items()}
     assert any(not torch.equal(moved[k], first[k]) for k in first)
-    step(learner, {"rollouts": [group(rng, [0.0, 1.0])]})
+    step(learner, {"rollouts": [group(rng, [0.0, 1.0], reference_logprob=True)]})
     kept = learner.frozen()["reference"]
     assert kept.version == 2
     assert all(torch.equal(kept.params[k], moved[k]) for k in moved)

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runnel.core.clock import WallClock
 from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.rewards.judging import RewardJob
-from runnel.llm.rewards.pool import RewardPool
-from runnel.llm.rewards.processes import ProcessExecutor
+from runnel.llm.rewards.judging import RewardJob, RewardPool
 
 FILE = str(Path(__file__).with_name("rewards_for_tests.py"))
 
@@ -70,31 +67,14 @@ def test_a_function_may_use_the_public_names():
 
 
 def test_a_worker_is_reused_and_goes_with_its_pool():
-    executor = ProcessExecutor(part("behave").resolved(), timeout_s=30.0, clock=WallClock())
-    pids = []
-    for ticket in range(3):
-        executor.submit(ticket, job(ticket, "pid"))
-        found = {}
-        while not found:
-            found = executor.poll(0.05)
-        pids.append(int(found[ticket].rewards["reward"][0]))
-    assert len(set(pids)) == 1
-    assert executor.pids == [pids[0]]
-    executor.close()
-    assert not alive(pids[0])
-
-
-def test_a_worker_that_was_started_early_takes_the_first_job():
-    executor = ProcessExecutor(part("behave").resolved(), timeout_s=30.0, clock=WallClock())
-    executor.start()
-    executor.start()
-    (pid,) = executor.pids
-    executor.submit(0, job(0, "pid"))
-    found = {}
-    while not found:
-        found = executor.poll(0.05)
-    assert found[0].rewards == {"reward": [float(pid)]}
-    executor.close()
+    pool = RewardPool([part("behave")])
+    pool.start()
+    for key in range(3):
+        pool.submit(job(key, "pid"))
+    (pid,) = {int(v.rewards["reward"][0]) for v in pool.collect(block=True)}
+    assert alive(pid)
+    pool.close()
+    assert not alive(pid)
 
 
 def test_several_workers_at_once():
@@ -147,16 +127,13 @@ def test_no_worker_outlives_its_parent(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, time\n"
-        "from runnel.core.clock import WallClock\n"
         "from runnel.llm.rewards.components import RewardComponent\n"
-        "from runnel.llm.rewards.judging import RewardJob\n"
-        "from runnel.llm.rewards.processes import ProcessExecutor\n"
-        f"c = RewardComponent('r', {FILE + ':behave'!r}).resolved()\n"
-        "lane = ProcessExecutor(c, timeout_s=60.0, clock=WallClock())\n"
-        "lane.submit(0, RewardJob(0, ['p'], ['fine'], {}))\n"
-        "while not lane.poll(0.05): pass\n"
-        "lane.submit(1, RewardJob(1, ['p'], ['spin'], {}))\n"
-        "print(*lane.pids, flush=True)\n"
+        "from runnel.llm.rewards.judging import RewardJob, RewardPool\n"
+        f"pool = RewardPool([RewardComponent('r', {FILE + ':behave'!r})])\n"
+        "pool.submit(RewardJob(0, ['p'], ['pid'], {}))\n"
+        "(verdict,) = pool.collect(block=True)\n"
+        "pool.submit(RewardJob(1, ['p'], ['spin'], {}))\n"
+        "print(int(verdict.rewards['r'][0]), flush=True)\n"
         "time.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=dict(os.environ))

@@ -10,8 +10,7 @@ import torch
 from runnel.core.clock import ManualClock
 from runnel.core.errors import ConfigError, DataError
 from runnel.llm.rewards.components import RewardComponent, as_components
-from runnel.llm.rewards.judging import RewardJob, joined, judge, scalar
-from runnel.llm.rewards.pool import RewardPool
+from runnel.llm.rewards.judging import RewardJob, RewardPool, joined, judge, scalar
 from runnel.testing.rewards import check_reward
 
 

@@ -9,8 +9,7 @@ import runnel as rl
 from runnel.core.errors import ConfigError, DataError
 from runnel.llm.checks.demonstrations import check_demonstrations
 from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.rewards.judging import RewardJob
-from runnel.llm.rewards.pool import RewardPool
+from runnel.llm.rewards.judging import RewardJob, RewardPool
 from runnel.llm.tasks import DataConfig, Example, TextTask, make_task
 from runnel.llm.tasks.files import split_off
 from runnel.llm.tokenize import CharTokenizer

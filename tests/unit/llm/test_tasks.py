@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.llm.rewards.components import RewardComponent
@@ -22,17 +28,64 @@ def test_reverse_splits_share_nothing_and_are_the_same_every_time():
 def test_source_visits_everything_once_a_pass_and_resumes():
     examples = [Example(str(i)) for i in range(5)]
     source = ExampleSource(examples, seed=3)
-    ids = [t.id for t in source.next(10)]
-    assert sorted(ids[:5]) == sorted(ids[5:]) == list(range(5))
-    assert ids[:5] != ids[5:]
-    source.next(3)
-    source.report(2, {"reward": 0.5})
+    indices = [source.next().data["index"] for _ in range(13)]
+    assert sorted(indices[:5]) == sorted(indices[5:10]) == list(range(5))
+    assert indices[:5] != indices[5:10]
     state = source.snapshot()
-    expected = [t.id for t in source.next(9)]
+    expected = [source.next().id for _ in range(9)]
+    assert set(expected) == {e.id for e in examples}
     other = ExampleSource(examples, seed=99)
     other.restore(state)
-    assert [t.id for t in other.next(9)] == expected
-    assert (other.num_visits[2], other.last_reward[2]) == (1, 0.5)
+    assert [other.next().id for _ in range(9)] == expected
+
+
+@given(st.lists(st.tuples(st.text(), st.none() | st.text(), st.dictionaries(st.text(), st.integers())), min_size=1))
+def test_an_id_is_that_of_the_content_wherever_it_stands(rows):
+    examples = [Example(prompt, answer, columns) for prompt, answer, columns in rows]
+    again = [Example(prompt, answer, dict(reversed(columns.items()))) for prompt, answer, columns in reversed(rows)]
+    assert [e.id for e in examples] == [e.id for e in reversed(again)]
+    assert all(0 <= e.id < 2**53 for e in examples)
+    different = {(prompt, answer, tuple(sorted(columns.items()))) for prompt, answer, columns in rows}
+    assert len({e.id for e in examples}) == len(different)
+
+
+def test_an_id_is_the_same_in_every_process():
+    example = Example([{"role": "user", "content": "ü"}], "a", {"tests": np.array([1, 2]), "kinds": {"b", "a"}, "b": b"x"})
+    columns = """{"b": "b'x'", "kinds": ["a", "b"], "tests": [1, 2]}"""
+    text = rf'[[{{"content": "\u00fc", "role": "user"}}], "a", {columns}]'
+    assert example.id == int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 11
+    with pytest.raises(DataError, match="plain data"):
+        Example("x", columns={"judge": object()}).id  # noqa: B018
+
+
+class LazyExamples(Sequence):
+    """100 examples, of which the second half repeats the first; `made` says which were made."""
+
+    def __init__(self):
+        self.made = []
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, i):
+        if i >= 100:
+            raise IndexError(i)
+        self.made.append(i)
+        return Example(str(i % 50))
+
+
+def test_an_example_is_found_by_its_id_and_only_as_many_are_made_as_needed():
+    lazy = LazyExamples()
+    task = TextTask("t", lazy, [Example("b")], len)
+    assert task.find(Example("3").id).text == "3"
+    assert max(lazy.made) == 3
+    assert task.find(Example("49").id).text == "49"
+    assert max(lazy.made) == 49
+    assert task.find(Example("no").id) is None
+    assert max(lazy.made) == 99
+    lazy.made.clear()
+    assert task.find(Example("7").id).text == "7"
+    assert lazy.made == [7]
 
 
 def test_bad_tasks_are_refused():

@@ -67,9 +67,10 @@ def test_annotations_by_hand():
 
 
 def test_rewards_may_be_by_token_or_not_apply():
-    rows = join_rows([group(np.random.default_rng(0), [1.0, 0.0])])
-    rows["rewards/style"] = rows["loss_mask"].float()
-    rows["rewards/exact"][1] = float("nan")
+    segment = group(np.random.default_rng(0), [1.0, 0.0], token_rewards=("style",))
+    segment.arrays["rewards/style"][:] = segment.arrays["loss_mask"].float()
+    segment.arrays["rewards/exact"][1] = float("nan")
+    rows = join_rows([segment])
     lengths = [int(x.sum()) for x in rows["loss_mask"].split(rows["row_length"].tolist())]
     batch = GRPO(GRPOConfig(), channels={"exact": 2.0, "style": 1.0}).annotate(rows, SingleProcess())
     assert batch["stats/reward/mean"].item() == (2.0 + lengths[0] + lengths[1]) / 2

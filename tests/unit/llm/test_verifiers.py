@@ -17,8 +17,7 @@ from runnel.llm.rewards.adapters import verl_score
 from runnel.llm.rewards.code import python_tests
 from runnel.llm.rewards.components import BUILTIN, RewardComponent
 from runnel.llm.rewards.extract import extract
-from runnel.llm.rewards.judging import RewardJob
-from runnel.llm.rewards.pool import RewardPool
+from runnel.llm.rewards.judging import RewardJob, RewardPool
 from runnel.llm.rewards.scorers import judge, reward_model, score_of
 from runnel.llm.rewards.verifiers import exact_match, length, regex_match, tag_format
 from runnel.testing.rewards import check_reward
@@ -279,6 +278,9 @@ class FakeJudge(BaseHTTPRequestHandler):
             FakeJudge.busy -= 1
             self.send_error(503)
             return
+        if "closed" in text:
+            self.send_error(401)
+            return
         reply = "no idea" if "odd" in text else f"I say {len(text)}"
         data = json.dumps({"choices": [{"message": {"content": reply}}]}).encode()
         self.send_response(200)
@@ -311,6 +313,13 @@ def test_a_judge_behind_an_address(judge_url, monkeypatch):
         judge(["p"], ["odd"], topic=["!"], **options)
     with pytest.raises(DataError, match="judge at http"):
         judge(["p"], ["a"], base_url="http://127.0.0.1:9", model="m", retries=0)
+    monkeypatch.setattr(FakeJudge, "busy", 2)
+    with pytest.raises(DataError, match=r"judge at .*: HTTPError: HTTP Error 503: Service Unavailable \(after 2 tries\)"):
+        judge(["p"] * 2, ["abc", "busy"], topic=["!", "!"], retries=1, **options)
+    before = len(FakeJudge.seen)
+    with pytest.raises(DataError, match=r"judge at .*: DataError: HTTP 401"):
+        judge(["p"], ["closed"], topic=["!"], **options)
+    assert len(FakeJudge.seen) == before + 1, "an answer that would be the same again is not asked for again"
     verdict = judged(RewardComponent("judge", "judge", options=options), "abc", "odd", topic=["", ""])
     assert "no score" in verdict.failure
 

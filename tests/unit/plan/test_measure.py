@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from runnel.cli.main import main
-from runnel.plan.costs import Costs
-from runnel.plan.measure import measure
+from runnel.plan.costs import Costs, LinearCost
+from runnel.report.plans import predicted_rates
 from runnel.run import registry
+from runnel.run.measure import measure
+from runnel.track.history import load_history
 
 SLEEPS = {"env": "runnel.envs.toy:StepTime", "env_kwargs": {"step_ms": 3.0}, "num_envs": 2, "num_steps": 8, "compiled": "off"}
 
@@ -52,6 +56,62 @@ def test_plan_prints_a_command_and_saves_costs(tmp_path: Path, capsys: pytest.Ca
     assert main(["plan", "ppo", "--cluster", "nowhere.toml"]) == 2
     (tmp_path / "cluster.toml").write_bytes(b'name = "\xe9"')
     assert main([*args[:2], "--cluster", str(tmp_path / "cluster.toml")]) == 2
+
+
+def test_a_plan_is_applied_and_its_prediction_stands_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One core for each worker; the environments sleep, so several actors are faster than one process."""
+    costs, applied = tmp_path / "costs.json", tmp_path / "placement.toml"
+    lines = {"step": LinearCost(0.0, 5e-3), "infer": LinearCost(1e-5), "serve": LinearCost(1e-2), "update": LinearCost(1e-3)}
+    Costs(name="mine", rows=2, num_steps=4, batch_segments=1, **lines).save(costs)  # type: ignore[arg-type]
+    fields = ["--env", "runnel.envs.toy:Counter", "--num-envs", "2", "--num-steps", "4", "--compiled", "off"]
+    plan = ["plan", "appo", *fields, "--costs", str(costs), "--nodes", "1", "--cores", "3", "--gpus", "0"]
+    assert main([*plan, "--num-actors", "7", "--apply", str(applied), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    best, settings = found["best"][0], tomllib.loads(applied.read_text())
+    p = best["placement"]
+    assert (settings["launcher"], settings["num_actors"], p["actors"] > 1) == ("local", p["actors"], True)
+    assert settings["num_segments"] == p["batch_segments"]
+    assert settings["placement"].pop("predicted_per_s") == pytest.approx(best["units_per_s"], rel=1e-3)
+    assert settings["placement"] == {"policy_workers": p["servers"], "trainers": p["trainers"], "groups": []}
+    assert found["command"] == ["runnel", "train", "appo", *fields, "--config", str(applied)], "the file has the actors"
+    assert shlex.join(found["command"]) in applied.read_text()
+
+    run = ["--out", str(tmp_path), "--name", "run", "--total-updates", "8", "--eval.episodes", "0", "--track"]
+    assert main([*found["command"][1:], *run]) == 0
+    row = predicted_rates(load_history(tmp_path / "run")).rows[0]
+    assert row[1].startswith(f"{p['actors']} actor")
+    assert row[3] == pytest.approx(best["units_per_s"], rel=1e-3)
+    assert row[4] > 0
+    assert "Predicted and reached rates" in (tmp_path / "run/report.html").read_text()
+
+
+def test_an_applied_plan_says_what_else_it_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = tmp_path / "costs.json"
+    Costs(name="mine", rows=2, num_steps=4, batch_segments=1).save(costs)
+    far = ["--nodes", "2", "--cores", "4", "--gpus", "1", "--apply", str(tmp_path / "far.toml")]
+    assert main(["plan", "ppo", "--costs", str(costs), *far]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "steps and not 8, which changes what is learned; give other --num-envs or --num-steps" in said
+    assert "predicted on accelerators; train with --device cuda" in said
+    assert tomllib.loads((tmp_path / "far.toml").read_text())["launcher"] == "ray"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("there.toml", "exists, and is not overwritten"),
+        ("new.json", "ends in .toml"),
+        ("no/new.toml", "no such folder"),
+    ],
+)
+def test_a_plan_is_applied_to_a_new_file_alone(name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "there.toml").write_text("mine = 1\n")
+    assert main(["plan", "ppo", "--seconds", "1000", "--apply", str(tmp_path / name)]) == 2, "before anything is measured"
+    said = " ".join(capsys.readouterr().err.split())
+    assert "apply = " in said
+    assert why in said
+    assert (tmp_path / "there.toml").read_text() == "mine = 1\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["there.toml"]
 
 
 def test_simulate_prints_a_table_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_runs import made_run
 
 from runnel.core.errors import ConfigError
 from runnel.eval.statistics import mean_interval
@@ -276,3 +277,22 @@ def test_runs_that_count_steps_and_updates_are_drawn_over_updates(tmp_path):
         with (tmp_path / "page_csv" / "curves.csv").open() as file:
             positions = {float(line.split(",")[2]) for line in file.read().splitlines()[1:]}
         assert positions <= {1.0, 2.0, 3.0}
+
+
+def test_changes_of_settings_are_marked_in_every_picture(tmp_path):
+    """A dashed line at the steps at which each value began, and the list below the large picture."""
+    run = made_run(tmp_path, 100.0)
+    sink = JsonlSink(run.metrics)
+    updates = [r for r in run.read_rows()[0] if r["kind"] == "update"]
+    at = updates[len(updates) // 2]
+    event = {"kind": "event", "level": "info", "what": "setting", "text": "", "time": {"wall_s": 1.0}}
+    plain = write_report([run.path])
+    assert 'class="moment"' not in Path(plain).read_text()
+    sink.row({**event, "version": at["version"], "name": "ppo.lr", "value": 1e-4})
+    sink.row({**event, "version": "?", "name": "ppo.lr", "value": 2e-4})  # damaged
+    sink.close()
+    assert load_history(run.path).changes == [(at["steps"], "ppo.lr = 0.0001")]
+    html = Path(write_report([run.path])).read_text()
+    charts, marks = html.count('<svg class="chart"'), html.count('class="moment"')
+    assert charts == marks > 0
+    assert f"Dashed: changes of settings. steps {at['steps']:,}: ppo.lr = 0.0001" in html

@@ -30,7 +30,7 @@ from runnel.run.group import ProcessGroup
 from runnel.run.wiring import place, wire
 
 ROUNDS = 2_000
-DEPTH = 7
+DEPTH = 9
 TESTS = Path(__file__).parents[2]
 
 

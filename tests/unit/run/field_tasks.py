@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 
 from runnel.core.spaces import EnvSpec
+from runnel.envs.device import GoalBeyondHazard
 from runnel.llm.export import save_policy, save_scorer
 from runnel.llm.model.causal_lm import ModelConfig, ScalarModel, build_model, model_params
 from runnel.llm.tasks import Example, TextTask
@@ -42,6 +43,27 @@ def make_net(spec: EnvSpec, seed: int) -> Any:
     return build_body(spec, NetConfig(hidden=(5,)), seed=seed)
 
 
+class Told(gym.Env):  # type: ignore[misc]
+    """Pays for the right one of two actions, as much as its task says, for as many steps as its task says."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-1.0, 2.0, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.task_space = spaces.Box(0.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Play the task, or one of its own."""
+        super().reset(seed=seed)
+        self.task = (options or {}).get("task", self.np_random.random(2).astype(np.float32))
+        self.left = 1 + int(4 * self.task[1])
+        return self.task, {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Pay."""
+        self.left -= 1
+        return self.task, float(self.task[0] * action), self.left <= 0, False, {}
+
+
 class Frame(gym.Env):  # type: ignore[misc]
     """Noise of 10 x 10 as one frame, or `stack` of them; two actions, or a `box` of them."""
 
@@ -61,6 +83,28 @@ class Frame(gym.Env):  # type: ignore[misc]
 
     def _look(self) -> np.ndarray:
         return self.np_random.integers(0, 255, self._shape).astype(np.uint8)
+
+
+class Costly(Frame):
+    """A `Frame` of 4 numbers whose action costs what it does not earn, and whose steps say how far they went."""
+
+    def __init__(self, stack: int = 0, box: bool = False) -> None:
+        super().__init__(stack, box)
+        self.observation_space = spaces.Box(-1, 1, (4,))
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One more step."""
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"cost": 1.0 - reward, "rewards": {"forward": float(obs[0])}}
+
+    def _look(self) -> np.ndarray:
+        return self.np_random.uniform(-1, 1, 4).astype(np.float32)
+
+
+class Fast(GoalBeyondHazard):
+    """Twice as fast."""
+
+    speed = 0.2
 
 
 @functools.cache

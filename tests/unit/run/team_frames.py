@@ -1,4 +1,4 @@
-"""Two agents that look at frames of 10 x 10."""
+"""Two agents that look at frames of 10 x 10, or that are told their luck."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from field_tasks import Frame
 from gymnasium import spaces
+from toy_envs import Luck
 
 
 class Frames:
@@ -16,7 +17,7 @@ class Frames:
 
     def __init__(self, stack: int = 0) -> None:
         self.agents: list[str] = []
-        self._each = {agent: Frame(stack) for agent in self.possible_agents}
+        self._each: dict[str, Any] = {agent: Frame(stack) for agent in self.possible_agents}
 
     def observation_space(self, agent: str) -> spaces.Space:
         return self._each[agent].observation_space
@@ -34,7 +35,15 @@ class Frames:
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
         """One more frame."""
         found = {a: self._each[a].step(action) for a, action in actions.items()}
-        over = any(x[3] for x in found.values())
+        over = any(x[2] or x[3] for x in found.values())
         self.agents = [] if over else self.agents
         obs, rewards, terminated, _, infos = ({a: x[i] for a, x in found.items()} for i in range(5))
         return obs, rewards, terminated, dict.fromkeys(found, over), infos
+
+
+class Lucks(Frames):
+    """Each has a `Luck` of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._each = {agent: Luck(length=4) for agent in self.possible_agents}

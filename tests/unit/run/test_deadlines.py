@@ -169,7 +169,8 @@ class Timed(ScriptedHost):
         for handle in handles:
             found = self.beat(handle)
             if found is not None:
-                handle.words.append({"op": "beat", "waits": {}, "held": {}, "progressed": False, "moved": False, **found})
+                still = {"waits": {}, "held": {}, "cpu_s": 0.0, "progressed": False, "moved": False}
+                handle.words.append({"op": "beat", **still, **found})
 
 
 def late(handle: ScriptedProcess, op: str) -> None:
@@ -198,7 +199,7 @@ def test_a_barrier_waits_for_an_evaluation_that_goes_on(tmp_path: Path, monkeypa
             return {"stages": {}}
         evaluated += 1
         if evaluated == 500:
-            handle.words.append({"op": "paused", "kept": {}})
+            handle.words.append({"op": "paused", "kept": {}, "next": {}})
         return {"stages": {"evaluator": ["evaluate", 1.0, False]}, "progressed": True, "moved": True}
 
     supervisor, host = supervised(tmp_path, monkeypatch, beat)

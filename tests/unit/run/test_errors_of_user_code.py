@@ -13,8 +13,8 @@ import runnel as rl
 from runnel.cli.main import main
 from runnel.core.clock import ManualClock
 from runnel.core.resolve import called
+from runnel.run.launchers.groups import as_error
 from runnel.run.launchers.member import tell_error
-from runnel.run.launchers.supervisor import _as_error
 from runnel.run.ledger import Callbacks, Ledger
 from runnel.track.folder import RunFolder
 
@@ -92,7 +92,7 @@ def sent(call: Any) -> Exception:
     with pytest.raises(Exception) as raised:  # noqa: PT011  (whatever a user's code raises)
         call()
     tell_error(line, "actor-0", raised.value)
-    return _as_error(line.messages[0], 7)
+    return as_error(line.messages[0], 7)
 
 
 def test_from_another_process_come_the_users_lines_and_no_traceback_of_ours(file: Path) -> None:
@@ -125,6 +125,19 @@ def test_what_breaks_again_and_again_is_told_once_and_counted(tmp_path: Path) ->
     assert texts[1] == "actor-0: env failed (environment 3, episode 0, step 7): KeyError: 0\n  env.py:9, in step\n    x[0]"
     assert [t.partition(":")[0] for t in texts[2:]] == ["10 times so far"] * 2 + ["12 times in all"] * 2
     assert all("(reward.py:3, in f)" in t or "(env.py:9, in step)" in t for t in texts[2:])
+
+
+def test_retries_are_told_once_and_counted(tmp_path: Path) -> None:
+    ledger = Ledger(RunFolder(tmp_path), ManualClock())
+    for i in range(3):
+        event = {"kind": "call_retried", "worker": "actor-0", "reason": "ConnectionError: no route", "prompt": f"(prompt {i})"}
+        ledger.add([event])
+    ledger.end("finished", 1.0)
+    ledger.close()
+    texts = [row["text"] for row in RunFolder(tmp_path).read_rows()[0] if row["kind"] == "event"]
+    first = "actor-0: a reward was called again: ConnectionError: no route (prompt 0)"
+    assert texts == [first, f"3 times in all: {first}"]
+    assert ledger._beside()["faults/call_retried"] == 3.0
 
 
 def test_a_callback_that_raises_keeps_its_error_and_says_where(tmp_path: Path) -> None:

@@ -24,12 +24,23 @@ from runnel.tune.settings import TuneConfig, make_setup
 BUDGET = ("total_updates", "eval.episodes")
 OTHER_REFUSALS = {
     *("placement.trainers", "placement.max_actors", "placement.max_policy_workers", "placement.reference_workers"),
-    "num_env_groups",
+    *("num_env_groups", "curriculum.kind"),
     *("vector.frame_stack", "dqn.burn_in"),
+    *("channels.rewards", "channels.costs", "channels.weights"),
 }
 """Refused too, but as what cannot work."""
 ALWAYS = {
-    *("network", "model", "deterministic", "dqn.double", "impala.rho_bar", "impala.c_bar", "appo.rho_bar", "appo.c_bar"),
+    *(
+        "network",
+        "model",
+        "tasks",
+        "deterministic",
+        "dqn.double",
+        "impala.rho_bar",
+        "impala.c_bar",
+        "appo.rho_bar",
+        "appo.c_bar",
+    ),
     *("record.max_steps", "replay.capacity", "data.max_prompt", "data.eval_path", "lm.heads", "lm.max_positions"),
     *(
         "eval.pass_reward",

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from field_runs import Try, check_field, check_shown, names_of, outcome
+from made_data import CARTPOLE, PENDULUM
 
+from runnel.envs.curricula.config import OF_KIND
 from runnel.graphs.run_config import RunConfig
 from runnel.run import registry
 
@@ -30,6 +32,10 @@ BASE: dict[str, dict[str, Any]] = {
     "a2c": ENV,
     "impala": ENV,
     "appo": {**ENV, "appo.num_minibatches": 2, "appo.num_epochs": 2, "appo.lr": 0.05},
+    "ppo_lagrangian": {
+        **{name: value for name, value in ENV.items() if name != "vector.backend"},
+        **{"ppo.num_minibatches": 2, "ppo.num_epochs": 2, "ppo.lr": 0.05, "total_updates": 10},  # until episodes end
+    },
     "ippo": {
         **{name: value for name, value in ENV.items() if name != "vector.backend"},
         "teams": ("sender|a=one", "receiver|b=two"),
@@ -46,12 +52,39 @@ BASE: dict[str, dict[str, Any]] = {
     "sac": {**REPLAY, "env": "Pendulum-v1", "sac.batch_size": 8, "update_ratio": 0.5},
     "td3": {**REPLAY, "env": "Pendulum-v1", "td3.batch_size": 8, "update_ratio": 0.5, "td3.tau": 0.5, "td3.actor_delay": 1},
     "ddpg": {**REPLAY, "env": "Pendulum-v1", "ddpg.batch_size": 8, "update_ratio": 0.5, "ddpg.tau": 0.5},
+    "rlpd": {
+        **REPLAY,
+        "env": "Pendulum-v1",
+        "data": PENDULUM,
+        "rlpd.batch_size": 8,
+        "rlpd.num_critics": 3,
+        "rlpd.actor_every": 1,
+        "update_ratio": 0.5,
+    },
+    "bc": {
+        **{"data": CARTPOLE, "bc.batch_size": 8, "bc.lr": 0.05, "log_every": 1, "total_updates": 4},
+        **{"eval.episodes": 1, "vector.backend": "serial", "net.hidden": (8,)},
+    },
 }
+STREAM = {name: value for name, value in ENV.items() if name not in ("num_envs", "num_steps")} | {"total_updates": 12}
+BASE["drm"] = {**REPLAY, "env": "Pendulum-v1", "update_ratio": 0.5}
+BASE["drm"] |= {"drm.batch_size": 8, "drm.tau": 0.5, "drm.actor_delay": 1, "drm.perturb_every": 2}
+BASE["drm"] |= {"drm.awake_below": 0.98, "drm.dormant_below": 0.9, "drm.perturb_rate": 0.5}
+BASE |= {name: {**STREAM, "log_every": 1} for name in ("stream_ac", "stream_q")}
+BASE["mex"] = {**BASE["td3"], "td3.eta": 0.5}
+BASE["sqirl"] = {**ENV, "num_steps": 64, "total_updates": 3, "sqirl.horizon": 5, "sqirl.batch_size": 16}
+BASE["soap"] = BASE["ppo"]
+BASE["gbrl"] = {k: v for k, v in BASE["ppo"].items() if not k.startswith(("ppo.", "net."))}
+BASE["gbrl"] |= {"gbrl.num_minibatches": 2, "gbrl.num_epochs": 2, "gbrl.lr": 0.05}
 SAME = {"cartpole": "ppo"}
 """Recipes that are another one with other defaults: the same `build`."""
 
 LOCAL = {"launcher": "local"}
 IMAGES = {"env": "field_tasks:Frame", "net.hidden": None}
+COSTLY = {"env": "field_tasks:Costly"}
+TOLD = {"env": "field_tasks:Told"}
+LEVELS = {**TOLD, "curriculum.kind": "plr", "curriculum.capacity": 4, "curriculum.replay": 0.9, "total_updates": 8}
+PROGRESS = {**TOLD, "curriculum.kind": "alp_gmm", "curriculum.fit_every": 20, "total_updates": 12}
 VIDEOS = {"record.videos": 1, "eval.every": 1}
 TRIES: dict[str, Try] = {
     "device": Try("cpu:0", seen="wired"),
@@ -78,11 +111,23 @@ TRIES: dict[str, Try] = {
     "vector.backend": Try("gymnasium", seen="wired"),
     "vector.on_error": Try(seen="wired"),
     "vector.frame_stack": Try(2, IMAGES),
+    "channels.rewards": Try(("forward",), COSTLY),
+    "channels.costs": Try(("cost",), COSTLY),
+    "channels.weights": Try({"costs/cost": -0.5}, {**COSTLY, "channels.costs": ("cost",)}),
     "net.hidden": Try((9,)),
     "net.conv": Try("none", {**IMAGES, "env_kwargs": {"stack": 2}}),
     "net.channels": Try("last", {**IMAGES, "env_kwargs": {"stack": 5}}),
     "net.core_size": Try(given={"net.core": "gru"}),
     "net.shared": Try(True),
+    "net.critic_only": Try(("luck",), {"env": "toy_envs:Luck"}),
+    "curriculum.kind": Try("uniform", TOLD),
+    "curriculum.replay": Try(0.6, LEVELS),
+    "curriculum.capacity": Try(3, LEVELS),
+    "curriculum.temperature": Try(50.0, LEVELS),
+    "curriculum.staleness": Try(1.0, LEVELS),
+    "curriculum.fit_every": Try(30, PROGRESS),
+    "curriculum.max_gaussians": Try(2, PROGRESS),
+    "curriculum.explore": Try(1.0, PROGRESS),
     "compiled": Try("off", seen="wired"),
     "network": Try("field_tasks:make_net", {"net.hidden": None}),
     "member": Try(1, {"population": 2}, seen="wired"),
@@ -113,8 +158,12 @@ TRIES: dict[str, Try] = {
     "replay.mmap_bytes": Try(1, seen="wired"),
     "sac.entropy_share": Try(given={"env": "CartPole-v1"}),
     "num_env_groups": Try(2, {"num_envs": 2}),
+    "exchange.settings": Try(("clip_range",), {"population": 2, "exchange.every": 2}),
+    "exchange.spread": Try(given={"population": 2, "exchange.every": 2}),
+    "exchange.every": Try(1, {"population": 2}),
 }
 TRIES |= {name.replace("ppo.", "appo.", 1): how for name, how in TRIES.items() if name.startswith("ppo.")}
+TRIES |= {name.replace("ppo.", "gbrl.", 1): how for name, how in TRIES.items() if name.startswith("ppo.")}
 TRIES |= {"appo.rho_bar": Try(2.0, {"total_updates": 6}), "appo.c_bar": Try(given={"total_updates": 6})}
 OF: dict[str, dict[str, Try]] = {
     "ippo": {
@@ -125,18 +174,53 @@ OF: dict[str, dict[str, Try]] = {
         "net.conv": Try("none", {"env": "team_frames:Frames", "env_kwargs": {"stack": 2}, "net.hidden": None}),
         "net.channels": Try("last", {"env": "team_frames:Frames", "env_kwargs": {"stack": 5}, "net.hidden": None}),
     },
-    "dqn": {"total_steps": Try(40), "total_updates": Try(3)},
+    "ppo_lagrangian": {
+        "env": Try("tensor:field_tasks:Fast"),
+        "env_kwargs": Try({"radius": 0.3}),
+        "channels.rewards": Try(("forward",)),
+        "channels.costs": Try(("cost",)),
+        "channels.weights": Try({"rewards/env": 0.5}),
+        "lagrangian.limits": Try({"hazard": 0.0}),
+        "net.critic_only": Try(("luck",)),
+        "net.conv": Try("none"),
+        "net.channels": Try("last"),
+        "net.core_size": Try(),
+    },
+    "dqn": {"total_steps": Try(40), "total_updates": Try(3), **dict.fromkeys(map("curriculum.{}".format, OF_KIND), Try())},
+    "gbrl": {"net.core_size": Try(), "gbrl.num_bins": Try(2)},
+    "soap": {"net.core_size": Try(), "net.critic_only": Try(("luck",))},
+    "rlpd": {"net.critic_only": Try(("luck",)), "mix": Try(("offline=0.25",)), "net.core_size": Try(), "total_steps": Try(56)},
+    "bc": {"net.critic_only": Try(("luck",)), "num_env_groups": Try(2), "net.core_size": Try(), "total_steps": Try(16)},
     "sac": {"env": Try("MountainCarContinuous-v0"), "env_kwargs": Try({"g": 5.0}), "net.core_size": Try()},
 }
+OF["ippo"]["net.critic_only"] = Try(("luck",), {"env": "team_frames:Lucks"})
 CONTROL = {
     name: replace(how, given={**how.given, "env_kwargs": {"stack": 2, **how.given.get("env_kwargs", {}), "box": True}})
     for name, how in TRIES.items()
-    if "env" in how.given
+    if how.given.get("env") in (IMAGES["env"], COSTLY["env"])
 }
-OF |= {"td3": OF["sac"] | CONTROL, "ddpg": OF["sac"] | CONTROL}
+NO_CHANNELS = {
+    "channels.rewards": Try(("forward",)),
+    "channels.costs": Try(("cost",)),
+    "channels.weights": Try({"rewards/env": 0.5}),
+}
+OF |= {recipe: OF[recipe] | NO_CHANNELS for recipe in ("rlpd", "bc")}
+OF["sac"]["net.critic_only"] = Try(("luck",), {"env": "toy_envs:Luck", "env_kwargs": {"box": True}})
+VECTORS = {"net.core_size": Try(), "net.conv": Try("none"), "net.channels": Try("last"), "net.critic_only": Try(("luck",))}
+OF["sqirl"] = VECTORS
+OF["stream_ac"] = OF["stream_q"] = VECTORS | {
+    "num_env_groups": Try(),
+    **{"stream_ac.lr": Try(1e-4), "stream_q.lr": Try(1e-4), "stream_q.epsilon": Try(0.0)},
+}
+OF |= dict.fromkeys(("td3", "ddpg", "drm"), OF["sac"] | CONTROL)
+OF["drm"] |= {"drm.exploration_noise": Try(2.0), "drm.perturb_low": Try(0.85)}
 """Where a recipe needs another value."""
 
-REFUSED = {"a2c": {"staleness.mode": "it does not correct for older data"}}
+REFUSED = {
+    "a2c": {"staleness.mode": "it does not correct for older data"},
+    "ppo_lagrangian": {"net.core": "the critics of costs have no memory"},
+    "sqirl": {"staleness.mode": "which steps are random depends on the version"},
+}
 """Refusals that are not for want of use: a recipe cannot do it."""
 
 IN_FOLDERS = (
@@ -145,6 +229,9 @@ IN_FOLDERS = (
 )
 """What files, the console or the process show: `test_fields_in_folders.py`. None of it is the recipe's own."""
 ELSEWHERE = {
+    "staleness.balance": "system/test_restarts.py",
+    "placement.replan_s": "system/test_restarts.py",
+    "placement.predicted_per_s": "unit/report/test_plans.py",
     **dict.fromkeys(("sinks.project", "sinks.entity", "sinks.group", "sinks.name"), "unit/track/test_track_sinks.py"),
     "placement.stage_timeout_s": "system/test_restarts.py",
     "placement.max_restarts": "system/test_restarts.py",
@@ -158,14 +245,29 @@ ELSEWHERE = {
 }
 """What only other processes, or a disk, show."""
 
-SHARED = {name for name in names_of("ppo") if name.partition(".")[0] in (*RunConfig.__dataclass_fields__, "vector")}
+WITH_DATA = {
+    **dict.fromkeys(("env", "env_kwargs", "wrappers"), "system/test_data_sets.py"),
+    **dict.fromkeys(("data", "data_digest"), "system/test_data_sets.py"),
+    **dict.fromkeys(("net.conv", "net.channels"), "unit/nets/test_convolutions.py"),
+    "replay.compress_frames": "unit/data/test_replay_memory.py",
+}
+"""Settings of recipes that read a data set, which is of one environment: with another one they are refused, and other settings
+of the environment, images among them, need other data."""
+
+OF_EVERY_RUN = (*RunConfig.__dataclass_fields__, "vector", "curriculum")
+SHARED = {name for name in names_of("ppo") if name.partition(".")[0] in OF_EVERY_RUN}
+BUILT_ON = {"drm": "td3", "mex": "td3", "stream_q": "stream_ac"}
+"""Recipes with another learner in the graph of one before: what both have is shown there."""
 GRAPHS = ("ppo", "dqn")
 """Recipes that show what every run has, once for each graph; of the others everything but that is changed."""
 CASES = [
     (recipe, name)
     for recipe in BASE
     for name in names_of(recipe)
-    if name not in {*IN_FOLDERS, *ELSEWHERE, "replay.mmap_dir"} and (name not in SHARED or recipe in GRAPHS)
+    if name not in {*IN_FOLDERS, *ELSEWHERE, "replay.mmap_dir"}
+    and (name not in SHARED or recipe in GRAPHS)
+    and (recipe not in BUILT_ON or name not in names_of(BUILT_ON[recipe]))
+    and (recipe not in ("rlpd", "bc") or name not in WITH_DATA)
 ]
 
 
@@ -198,4 +300,4 @@ def test_no_recipe_and_no_setting_is_left_out() -> None:
     assert on_environments == {*BASE, *SAME}
     listed = {*TRIES, *IN_FOLDERS, *ELSEWHERE, *(name for some in (*OF.values(), *REFUSED.values()) for name in some)}
     assert listed <= known, f"there is no setting {listed - known}"
-    check_shown(ELSEWHERE)
+    check_shown(ELSEWHERE | WITH_DATA)

@@ -55,6 +55,8 @@ GYM |= {"data.num_train": 20, "data.num_eval": 8}
 SAMPLES, WARM, STEPS = {"eval.samples": 2}, {"warmup_updates": 1}, {"learner.num_epochs": 3, "learner.lr": 0.1}
 BAND = {"filter.low": 0.2, "filter.high": 0.4, "filter.retry_after": 6}
 VISITS = {"filter.on": True, "total_updates": 10}
+MIX = {"task": "reverse", "tasks": ("a=field_tasks:make_task", "b=field_tasks:make_task")}
+BANDIT = {**MIX, "sources.pick": "ucb", "total_updates": 6}
 USUAL_SIZES = {name: value for name, _, _, value in fields_of(registry.load_recipe("grpo").Config()) if name in SIZES}
 TRIES: dict[str, Try] = {
     "device": Try("cpu:0", seen="wired"),
@@ -74,6 +76,11 @@ TRIES: dict[str, Try] = {
     "placement.max_actors": Try(2, LOCAL, seen="placed"),
     "placement.max_policy_workers": Try(3, {**LOCAL, "placement.policy_workers": 1}, seen="placed"),
     "task": Try("reverse"),
+    "tasks": Try(MIX["tasks"], {"task": "reverse"}),
+    "sources.pick": Try("ucb", MIX),
+    "sources.window": Try(1, BANDIT),
+    "sources.temperature": Try(10.0, BANDIT),
+    "sources.explore": Try(0.0, BANDIT),
     "model": Try(model_folder(), USUAL_SIZES, seen="wired"),
     "reward_model": Try(model_folder(scores=True)),
     "pairs": Try(pairs_file()),
@@ -82,6 +89,7 @@ TRIES: dict[str, Try] = {
     "top_k": Try(1),
     "stop": Try(tuple(map(chr, range(1, 127)))),
     "demo_rows": Try(given=WARM),
+    "mix": Try(("demos=0.5",)),
     "data.prompt": Try("question", FILE),
     "data.answer": Try("solution", FILE | WARM),
     "data.reward": Try(("length",), FILE),
@@ -189,7 +197,8 @@ GRAPHS = ("grpo", "sft", "dpo", "reward_model")
 """Recipes of which all settings are changed: one for each graph, and a reward model."""
 BY_NEEDS = tuple(f"learner.{name}" for name in ("critic_lr", "reference_every", "reference_decay", "temperature"))
 """Settings that depend on what an algorithm needs: changed in all recipes."""
-OF_ROLLOUTS = {"device", *(n for n in names_of("grpo") if n.partition(".")[0] in ("lm", "data", "engine", "filter"))}
+SAME_FOR_ALL = ("lm", "data", "engine", "filter", "sources", "tasks")
+OF_ROLLOUTS = {"device", *(n for n in names_of("grpo") if n.partition(".")[0] in SAME_FOR_ALL)}
 """What the graph of rollouts makes of these, it makes of them for every recipe."""
 
 

@@ -34,6 +34,12 @@ OWN = {
     "dqn": ("dqn.", "replay."),
     "sac": ("sac.",),
     "td3": ("td3.",),
+    "mex": ("td3.eta", "td3.contrast"),
+    "drm": ("drm.",),
+    "gbrl": ("gbrl.policy_rate", "gbrl.value_rate", "gbrl.num_bins"),
+    "sqirl": ("sqirl.",),
+    "stream_ac": ("stream_ac.",),
+    "stream_q": ("stream_q.",),
     "grpo": ("grpo.", "learner.", "top_", "min_p"),
 }
 """Recipes, and what of them is changed here; others have settings of the same classes."""
@@ -44,6 +50,7 @@ TRIES = {
     "grpo.clip_high": Try(0.001, STEPS),
     "sac.metrics_every": Try(5),
     "td3.metrics_every": Try(5),
+    "drm.metrics_every": Try(5),
     "ppo.target_kl": Try(1e-9),
 }
 NOT_HERE = {
@@ -56,7 +63,7 @@ NOT_HERE = {
 
 def how(recipe: str, name: str) -> Try:
     there = on_environments if recipe in on_environments.BASE else on_text
-    return TRIES.get(name) or there.TRIES.get(name) or Try()
+    return TRIES.get(name) or getattr(there, "OF", {}).get(recipe, {}).get(name) or there.TRIES.get(name) or Try()
 
 
 def cases() -> list[tuple[str, str]]:

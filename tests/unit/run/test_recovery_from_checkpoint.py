@@ -16,7 +16,8 @@ from runnel.core.framing import Message
 from runnel.graphs.experiment import Experiment
 from runnel.run.checkpoint import MANIFEST, Checkpoints, read_parts, write_parts
 from runnel.run.launchers import inproc
-from runnel.run.launchers.supervisor import RunLost, Supervisor
+from runnel.run.launchers.groups import RunLost
+from runnel.run.launchers.supervisor import Supervisor
 from runnel.run.ledger import Ledger
 from runnel.run.session import Session
 from runnel.run.wiring import place
@@ -132,9 +133,8 @@ class ScriptedProcess:
         if not self.gone and message["op"] in answers:
             full = self.full.pop(0) if message["op"] == "save" else ""
             files = self.save(message) if message["op"] == "save" else {}
-            self.words.append(
-                {"op": answers[message["op"]], "files": files, "streams": {}, "full": full, "kept": {}, "told": []}
-            )
+            said: Message = {"files": files, "streams": {}, "full": full, "kept": {}, "told": [], "live": {}, "next": {}}
+            self.words.append({"op": answers[message["op"]], **said})
 
     def save(self, message: Message) -> dict[str, str]:
         """The parts that no checkpoint may lack."""

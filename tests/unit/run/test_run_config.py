@@ -33,6 +33,15 @@ GOOD = RunConfig(total_steps=100)
         ({"checkpoint.keep": 0}, "checkpoint.keep = 0: must be at least 1"),
         ({"staleness": {"mode": "window", "max_lag": 0}}, "staleness.max_lag = 0: a window needs at least 1"),
         ({"staleness.max_concurrent": -1}, "staleness.max_concurrent = -1: must be at least 0"),
+        ({"staleness.balance": "auto"}, "staleness.balance = 'auto': is of a window; set staleness.mode window"),
+        (
+            {"staleness": {"mode": "window", "balance": "auto"}, "launcher": "local"},
+            "staleness.balance = 'auto': there is room for no other number of workers",
+        ),
+        (
+            {"staleness": {"mode": "window", "balance": "auto"}, "placement.max_actors": 4, "launcher": "inproc"},
+            "launcher = 'inproc': one process cannot grow",
+        ),
         (
             {"staleness.mode": "window", "deterministic": True, "launcher": "local"},
             "staleness.mode = 'window': across processes a window depends on timing",

@@ -253,7 +253,7 @@ def test_every_field_of_every_recipe_is_looked_at(recipe: str) -> None:
 
 @pytest.mark.parametrize("name", trust.PLAIN)
 def test_plain_fields_run_nothing(name: str, evil: Path) -> None:
-    recipes = {n: to_data(registry.load_recipe(n).Config()) for n in ("ppo", "ippo", "dqn", "grpo", "dpo", "make_pairs")}
+    recipes = {n: to_data(registry.load_recipe(n).Config()) for n in ("ppo", "ippo", "dqn", "bc", "grpo", "dpo", "make_pairs")}
     recipe, data = next((n, d) for n, d in recipes.items() if name in dict(leaves(d)))
     before = dict(leaves(data))[name]
     config = put(data, name, [f"{evil}:run"] if isinstance(before, list) else f"{evil}:run")

@@ -77,16 +77,29 @@ class EvalResult:
 
 
 @dataclass(frozen=True)
-class AgentRoute:
-    """Agents whose id matches `pattern` ask `inference` and write to `samples`. The first match wins.
+class SampleRoute:
+    """A sample stream that agents write to, in segments of `num_steps` steps (0: as many as the run's own `num_steps`).
 
-    An empty `samples` means that the agents act and nothing is learned from them (a fixed opponent). A `deterministic` route
-    takes the most probable action instead of a drawn one. `stored` names the run whose parameters act (`run:FOLDER@VERSION`).
+    With `burn_in`, a segment begins with the last so many steps of the segment before it. A recurrent network goes over them to
+    bring its state up to date, and nothing is learned from them.
+    """
+
+    stream: str = "trajectories"
+    num_steps: int = 0
+    burn_in: int = 0
+
+
+@dataclass(frozen=True)
+class AgentRoute:
+    """Agents whose id matches `pattern` ask `inference` and write to every stream of `samples`. The first match wins.
+
+    Without `samples` the agents act and nothing is learned from them (a fixed opponent). A `deterministic` route takes the most
+    probable action instead of a drawn one. `stored` names the run whose parameters act (`run:FOLDER@VERSION`).
     """
 
     pattern: str = ".*"
     inference: str = "policy"
-    samples: str = "trajectories"
+    samples: tuple[SampleRoute, ...] = (SampleRoute(),)
     deterministic: bool = False
     stored: str = ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -140,4 +140,9 @@ class InferenceClient(Protocol):
 
     def sync(self, version: int = -1) -> bool:
         """Load exactly `version`, or the newest version for -1. False: the version has not arrived yet; call again."""
+        ...
+
+    def constants(self, version: int = -1) -> Mapping[str, Tensor] | None:
+        """Small values that the trainer publishes beside the parameters of exactly `version`, or of the newest one for -1: the
+        history of tasks. None: they have not arrived yet; call again."""
         ...

@@ -152,6 +152,30 @@ class LoadsParams(Protocol):
 
 
 @runtime_checkable
+class HasLiveSettings(Protocol):
+    """A learner with settings that may change between two updates. For one with a single config: `core/live_settings.py`."""
+
+    @property
+    def takes(self) -> Mapping[type, Sequence[str]]:
+        """By config class, the fields that `set` takes."""
+        ...
+
+    def set(self, name: str, value: object) -> None:
+        """Use another value of the field `name` from the next `prepare` on. Raises a `ConfigError`, and changes nothing, for a
+        field that is not live and for a value that it cannot have. Its trainer calls it between two updates, on every rank."""
+        ...
+
+
+@runtime_checkable
+class HasMembers(Protocol):
+    """A learner made of several (a team, a population). `set("red/lr", 1e-4)` changes a setting of the member `red` alone, and
+    `set("lr", 1e-4)` that of all."""
+
+    @property
+    def members(self) -> Mapping[str, Learner]: ...
+
+
+@runtime_checkable
 class HasReference(Protocol):
     """A learner that freezes copies of a model (references), which other workers load. Each has a parameter channel."""
 

@@ -1,12 +1,17 @@
-"""Tasks: what to play next."""
+"""Tasks: what to play next, and what is learned of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
-from runnel.core.state import Settings, State
+from runnel.core.state import Metrics, Settings, State
+
+if TYPE_CHECKING:  # sources are listed without torch
+    from torch import Tensor
+
+    from runnel.core.records import Batch, Segment
 
 
 @dataclass(frozen=True)
@@ -17,12 +22,48 @@ class Task:
     data: Settings
 
 
+@dataclass(frozen=True)
+class Turn:
+    """For what a task is chosen: the segment, by its number in the stream, and what was learned of tasks up to the version that
+    makes it."""
+
+    sequence: int
+    attempt: int = 0
+    """How often the segment was begun before, and given up. Of environments: the how many-th task of the row."""
+    row: int = 0
+    """Of environments: the row of the segment."""
+    history: Mapping[str, Tensor] = field(default_factory=dict)
+    """`Curriculum.history` of the version that the segment requires; of the newest one if it requires none."""
+
+
 class TaskSource(Protocol):
-    """Decides what to play next. Curricula and filters implement it."""
+    """Decides what to play next.
 
-    def next(self, n: int) -> list[Task]: ...
+    A source that `uses_history` is a pure function: its seed and the turn decide, so that all actors choose as one would, and a
+    resumed run as one that was never stopped. Others have an order of their own.
+    """
 
-    def report(self, task_id: int, outcome: Mapping[str, float]) -> None: ...
+    uses_history: bool
+
+    def next(self, turn: Turn) -> Task: ...
+
+    def snapshot(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+class Curriculum(Protocol):
+    """What a trainer learns of tasks: it sees each batch, and publishes its history beside each version of the parameters."""
+
+    def see(self, segments: Mapping[str, Sequence[Segment]], batch: Batch) -> Metrics:
+        """Learn from the segments of a batch, by reader name and in the order of the stream; returns metrics to show.
+
+        `batch` is what the learner made of them (`Learner.prepare`); empty where several ranks or parts made it."""
+        ...
+
+    def history(self) -> Mapping[str, Tensor]:
+        """What sources choose by. The same names and shapes in every version."""
+        ...
 
     def snapshot(self) -> State: ...
 

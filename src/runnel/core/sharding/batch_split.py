@@ -7,8 +7,11 @@ equally many tokens (the idea is ByteScale's, Ge et al. 2025, arXiv:2502.21231).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch, Header, Segment, StreamSpec
@@ -38,9 +41,9 @@ def share_of(segments: Sequence[Segment], rank: int, ranks: int) -> list[Segment
 
 def owners_of(headers: Sequence[Header], spec: StreamSpec, ranks: int) -> list[int]:
     """The rank that gets each segment of a batch: neighbours, or by tokens where rows have different lengths."""
-    if not spec.is_ragged:
+    if not (dim := spec.ragged):
         return [i * ranks // len(headers) for i in range(len(headers))]
-    return deal([header.used[spec.variable[0]] for header in headers], ranks)
+    return deal([header.used[dim] for header in headers], ranks)
 
 
 def deal(sizes: Sequence[int], ranks: int) -> list[int]:
@@ -63,41 +66,66 @@ def deal(sizes: Sequence[int], ranks: int) -> list[int]:
 def cut(segment: Segment, part: int, parts: int) -> Segment:
     """Part number `part` of `parts` of a segment's rows, as a new segment. Its arrays are views where possible.
 
-    Fields along a dim of variable length are cut with their rows: tokens by `row_start` and `row_length`, final observations
-    by `final_index`, which counts in `[T, B]`.
+    What belongs to the rows goes with them (`StreamSpec.owners`): rows of tokens and their tokens, final observations. Places
+    are counted anew (`FieldSpec.index_of`); one that is not in this part becomes -1.
     """
-    spec = segment.spec
-    num = spec.num_rows // parts
-    first = part * num
-    small = replace(spec, sizes={**spec.sizes, spec.rows: num})
+    spec, found = segment.spec, segment.arrays
+    num, device = spec.num_rows // parts, next(iter(found.values())).device
+    kept = {spec.rows: torch.arange(part * num, (part + 1) * num, device=device)}
+    for dim, name in spec.owners.items():
+        kept[dim] = _belonging(spec, name, found[name], kept)
     out = Batch()
-    for name, value in segment.arrays.items():
-        dims = spec.fields[name].dims
-        out[name] = value.narrow(dims.index(spec.rows), first, num) if spec.rows in dims else value
-    used = dict(segment.header.used)
+    for name, value in found.items():
+        f = spec.fields[name]
+        for axis, size in enumerate(f.dims):
+            if size in kept:
+                value = _select(value, axis, kept[str(size)])
+        out[name] = _counted_anew(spec, value, f.index_of, kept) if f.index_of else value
     if "row_start" in out:
-        _cut_tokens(spec, out, used)
-    elif "final_index" in out:
-        _cut_ends(spec, out, used, first, num)
+        out["row_start"] = out["row_length"].cumsum(0) - out["row_length"]  # tokens lie row after row
+    used = segment.header.used | {dim: len(index) for dim, index in kept.items() if dim in spec.variable}
+    small = replace(spec, sizes={**spec.sizes, spec.rows: num})
     return Segment(segment.index, small, replace(segment.header, used=used), out)
 
 
-def _cut_tokens(spec: StreamSpec, out: Batch, used: dict[str, int]) -> None:
-    """Keep only the tokens of the rows in `out`. Tokens are stored row after row."""
-    start = int(out["row_start"][0])
-    length = int(out["row_start"][-1] + out["row_length"][-1]) - start
-    for name, axis, dim in spec.variable_axes:
-        if name in out:
-            out[name], used[dim] = out[name].narrow(axis, start, length), length
-    out["row_start"] = out["row_start"] - start
+def _belonging(spec: StreamSpec, name: str, value: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
+    """Places along a dim of what belongs to `kept`, by the values of its owner field."""
+    f = spec.fields[name]
+    if f.length_of:
+        owner = torch.repeat_interleave(torch.arange(len(value), device=value.device), value)
+        return torch.isin(owner, kept[str(f.dims[0])]).nonzero().squeeze(1)
+    mine = torch.ones_like(value, dtype=torch.bool)
+    for dim, place in zip(f.index_of, _places(spec, value, f.index_of), strict=True):
+        if dim in kept:
+            mine &= torch.isin(place, kept[dim])
+    return mine.nonzero().squeeze(1)
 
 
-def _cut_ends(spec: StreamSpec, out: Batch, used: dict[str, int], first: int, num: int) -> None:
-    """Keep only the final observations of the rows in `out`, and count `final_index` among these rows."""
-    step = out["final_index"].div(spec.num_rows, rounding_mode="floor")
-    row = out["final_index"].remainder(spec.num_rows) - first
-    kept = ((row >= 0) & (row < num)).nonzero().squeeze(1)
-    for name, axis, dim in spec.variable_axes:
-        if name in out:
-            out[name], used[dim] = out[name].index_select(axis, kept), len(kept)
-    out["final_index"] = (step * num + row)[kept]
+def _places(spec: StreamSpec, value: Tensor, dims: Sequence[str]) -> list[Tensor]:
+    """Places in an array of `dims`, which is counted through, as places along each of them."""
+    out = list[Tensor]()
+    for dim in reversed(dims[1:]):
+        out.insert(0, value.remainder(spec.sizes[dim]))
+        value = value.div(spec.sizes[dim], rounding_mode="floor")
+    return [value, *out]
+
+
+def _counted_anew(spec: StreamSpec, value: Tensor, dims: Sequence[str], kept: Mapping[str, Tensor]) -> Tensor:
+    """Places in an array of `dims`, among what is kept of each."""
+    out = torch.zeros_like(value)
+    for dim, place in zip(dims, _places(spec, value, dims), strict=True):
+        if dim not in kept:
+            out = out * spec.sizes[dim] + place
+            continue
+        now = value.new_full((spec.sizes[dim] + 1,), -1)  # the last one is found at -1
+        now[kept[dim]] = torch.arange(len(kept[dim]), device=value.device, dtype=value.dtype)
+        out = out * len(kept[dim]) + now[place]
+    return out
+
+
+def _select(value: Tensor, axis: int, index: Tensor) -> Tensor:
+    """Entries along an axis: a view if they are neighbours."""
+    first, num = (int(index[0]), len(index)) if len(index) else (0, 0)
+    if num == 0 or int(index[-1]) - first == num - 1:
+        return value.narrow(axis, first, num)
+    return value.index_select(axis, index)

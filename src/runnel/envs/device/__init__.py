@@ -8,6 +8,8 @@ from runnel.envs.device.acrobot import Acrobot
 from runnel.envs.device.base import ArrayEnv, TensorEnv
 from runnel.envs.device.cartpole import CartPole
 from runnel.envs.device.grid import FourRooms
+from runnel.envs.device.hazard import GoalBeyondHazard
+from runnel.envs.device.ladder import Ladder
 from runnel.envs.device.mountain_car import MountainCar, MountainCarContinuous
 from runnel.envs.device.pendulum import Pendulum
 from runnel.envs.device.vector import TensorVector
@@ -19,6 +21,8 @@ TENSOR_ENVS: dict[str, type[TensorEnv]] = {
     "MountainCarContinuous-v0": MountainCarContinuous,
     "Pendulum-v1": Pendulum,
     "FourRooms": FourRooms,
+    "GoalBeyondHazard": GoalBeyondHazard,
+    "Ladder": Ladder,
 }
 
 __all__ = [
@@ -27,6 +31,8 @@ __all__ = [
     "ArrayEnv",
     "CartPole",
     "FourRooms",
+    "GoalBeyondHazard",
+    "Ladder",
     "MountainCar",
     "MountainCarContinuous",
     "Pendulum",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from runnel.core.records import Batch
 from runnel.core.spaces import EnvSpec
@@ -32,11 +33,24 @@ class TensorEnv(Protocol):
         ...
 
     def transition(self, state: Leaves, action: Array) -> tuple[Leaves, Array, Array]:
-        """Next state, reward `[B]` and terminated `[B]` (bool). Actions of a network are not clipped to their bounds."""
+        """Next state, reward `[B]` and terminated `[B]` (bool). Actions of a network are not clipped to their bounds.
+
+        If `spec.channels` declares further rewards or costs, they are leaves of the next state under their fields
+        (`costs/hazard` `[B]`, float32): what the step that led to this state gave. First states have them, too.
+        """
         ...
 
     def observe(self, state: Leaves) -> Leaves:
         """The observation leaves of a state, under the keys of `spec.obs`. They may be leaves of the state itself."""
+        ...
+
+
+@runtime_checkable
+class TaskedEnv(TensorEnv, Protocol):
+    """A tensor environment that can be told what to play (`spec.tasks`)."""
+
+    def initial_of(self, tasks: Tensor, generator: torch.Generator) -> Batch:
+        """First states that play `tasks` `[num, d]`. What a task decides is part of the state."""
         ...
 
 

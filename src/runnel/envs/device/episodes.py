@@ -5,6 +5,8 @@ Up to a number of episodes between two readings, all are returned; of more, that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,19 +23,20 @@ _FIRST_ROWS, _FIRST_STEPS = 1024, 64
 
 
 class NumpyLog:
-    """Episodes in numpy columns that grow by doubling: environment, return, length."""
+    """Episodes in numpy columns that grow by doubling: environment, return, length, and the sum of each of `channels`."""
 
-    def __init__(self) -> None:
-        self._columns = np.zeros((3, _FIRST_ROWS))
+    def __init__(self, channels: Sequence[str] = ()) -> None:
+        self._channels = channels
+        self._columns = np.zeros((3 + len(channels), _FIRST_ROWS))
         self._count = 0
 
-    def add(self, rows: Array, totals: Array, lengths: Array) -> None:
-        for column, x in zip(self.room(len(rows)), (rows, totals, lengths), strict=True):
+    def add(self, rows: Array, lengths: Array, totals: Array, *sums: Array) -> None:
+        for column, x in zip(self.room(len(rows)), (rows, totals, lengths, *sums), strict=True):
             column[: len(rows)] = x
         self.keep(len(rows))
 
     def room(self, num: int) -> Array:
-        """Memory for `num` more episodes: environment, return, length. Call `keep` after writing. `[3, >= num]`"""
+        """Memory for `num` more episodes: environment, return, length, sums. Call `keep` after writing. `[3 + C, >= num]`"""
         while self._count + num > self._columns.shape[1]:
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=1)
         return self._columns[:, self._count :]
@@ -45,7 +48,7 @@ class NumpyLog:
     def take(self, index0: int) -> list[Episode]:
         """Episodes that were added since the last call, at most `MAX_RECORDS`."""
         count, self._count = self._count, 0
-        return records(self._columns[:, evenly(count)], index0)
+        return records(self._columns[:, evenly(count)], index0, self._channels)
 
     def clear(self) -> None:
         self._count = 0
@@ -55,24 +58,26 @@ class NumpyLog:
 
     def load(self, state: State) -> None:
         self.clear()
-        self.add(*np.asarray(state["columns"]))
+        rows, totals, lengths, *sums = np.asarray(state["columns"])
+        self.add(rows, lengths, totals, *sums)
 
 
 class TorchLog:
     """All steps with their ends, in memory on a device that grows by doubling. Only `take` waits for the device."""
 
-    def __init__(self, num_envs: int, device: torch.device) -> None:
+    def __init__(self, num_envs: int, device: torch.device, channels: Sequence[str] = ()) -> None:
+        self._channels = channels
         self._over = torch.zeros(_FIRST_STEPS, num_envs, dtype=torch.bool, device=device)
-        self._numbers = torch.zeros(2, _FIRST_STEPS, num_envs, dtype=torch.float64, device=device)
+        self._numbers = torch.zeros(2 + len(channels), _FIRST_STEPS, num_envs, dtype=torch.float64, device=device)
         self._count = 0
 
-    def add(self, over: Tensor, total: Tensor, length: Tensor) -> None:
+    def add(self, over: Tensor, total: Tensor, length: Tensor, *sums: Tensor) -> None:
         if self._count == len(self._over):
             self._over = torch.cat([self._over, torch.zeros_like(self._over)])
             self._numbers = torch.cat([self._numbers, torch.zeros_like(self._numbers)], dim=1)
         self._over[self._count].copy_(over)
-        self._numbers[0, self._count].copy_(total)
-        self._numbers[1, self._count].copy_(length)
+        for column, x in zip(self._numbers, (total, length, *sums), strict=True):
+            column[self._count].copy_(x)
         self._count += 1
 
     def take(self, index0: int) -> list[Episode]:
@@ -81,7 +86,7 @@ class TorchLog:
         times, rows = self._over[:count].nonzero(as_tuple=True)
         chosen = torch.from_numpy(evenly(len(times), STEP_RECORDS)).to(times.device)
         times, rows = times[chosen], rows[chosen]
-        return records(torch.stack((rows.double(), *self._numbers[:, times, rows])), index0)
+        return records(torch.stack((rows.double(), *self._numbers[:, times, rows])), index0, self._channels)
 
     def clear(self) -> None:
         self._count = 0
@@ -93,7 +98,7 @@ class TorchLog:
         self.clear()
         over, numbers = (torch.as_tensor(state[k]).to(self._over.device) for k in ("over", "numbers"))
         for t in range(len(over)):
-            self.add(over[t], numbers[0, t], numbers[1, t])
+            self.add(over[t], *numbers[:, t])
 
 
 def evenly(count: int, most: int = MAX_RECORDS) -> Array:
@@ -101,17 +106,20 @@ def evenly(count: int, most: int = MAX_RECORDS) -> Array:
     return np.arange(count) if count <= most else np.arange(most) * count // most
 
 
-def records(columns: Array | Tensor, index0: int) -> list[Episode]:
-    """Episodes from columns `[3, n]`: environment, return, length."""
-    env, total, length = columns.tolist()
-    return [Episode(int(e) + index0, t, int(n)) for e, t, n in zip(env, total, length, strict=True)]
+def records(columns: Array | Tensor, index0: int, channels: Sequence[str] = ()) -> list[Episode]:
+    """Episodes from columns `[3 + C, n]`: environment, return, length, and the sum of each of `channels`."""
+    return [
+        Episode(int(e) + index0, total, int(n), channels=dict(zip(channels, sums, strict=True)))
+        for e, total, n, *sums in columns.T.tolist()
+    ]
 
 
-def ended_episodes(reward: Tensor, over: Tensor, total: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+def ended_episodes(rewards: Sequence[Tensor], over: Tensor, totals: Sequence[Tensor], length: Tensor) -> tuple[Tensor, Tensor]:
     """At most `SEGMENT_RECORDS` of the episodes that ended in a segment, without waiting for the device.
 
-    `reward` and `over` (bool) are `[T, B]`. `total` and `length` `[B]` are return and length before the segment. Returns
-    `[3, SEGMENT_RECORDS]` (environment, return, length) in order of time, and the number of valid columns, `[]`.
+    `rewards` (the reward, then other channels) and `over` (bool) are `[T, B]`. `totals` and `length` `[B]` are sums and length
+    before the segment. Returns `[3 + C, SEGMENT_RECORDS]` (environment, return, length, sums) in order of time, and the number
+    of valid columns, `[]`.
     """
     num_steps, num_envs = over.shape
     # shapes may not depend on data in a CUDA graph, so `nonzero` is out: the k-th end is found in the running count of ends
@@ -121,23 +129,24 @@ def ended_episodes(reward: Tensor, over: Tensor, total: Tensor, length: Tensor) 
     wanted = torch.where(count > SEGMENT_RECORDS, numbers * count // SEGMENT_RECORDS, numbers) + 1
     place = torch.searchsorted(rank, wanted.int()).clamp_(max=num_steps * num_envs - 1)
     end, row = place // num_envs, place % num_envs
-    sums, steps = _since_the_last_end(reward[:, row], over[:, row], end)
+    sums, steps = _since_the_last_end([reward[:, row] for reward in rewards], over[:, row], end)
     fresh = steps <= end
-    sums = torch.where(fresh, sums, sums + total[row])
+    total, *others = (torch.where(fresh, x, x + before[row]) for x, before in zip(sums, totals, strict=True))
     steps = torch.where(fresh, steps, steps + length[row])
-    return torch.stack((row.double(), sums, steps.double())), count.clamp(max=SEGMENT_RECORDS)
+    return torch.stack((row.double(), total, steps.double(), *others)), count.clamp(max=SEGMENT_RECORDS)
 
 
-def carried(reward: Tensor, over: Tensor, total: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """Return and length so far of the episodes that go on after a segment. Arguments as in `ended_episodes`. `[B], [B]`"""
-    sums, steps = _since_the_last_end(reward, over, torch.full_like(length, len(over)))
+def carried(rewards: Sequence[Tensor], over: Tensor, totals: Sequence[Tensor], length: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Sums and length so far of the episodes that go on after a segment. Arguments as in `ended_episodes`. `[B]` each"""
+    sums, steps = _since_the_last_end(rewards, over, torch.full_like(length, len(over)))
     fresh = over.any(dim=0)
-    return torch.where(fresh, sums, sums + total), torch.where(fresh, steps - 1, steps - 1 + length)
+    found = [torch.where(fresh, x, x + before) for x, before in zip(sums, totals, strict=True)]
+    return found, torch.where(fresh, steps - 1, steps - 1 + length)
 
 
-def _since_the_last_end(reward: Tensor, over: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum and number of the steps up to `end` (inclusive) that follow the last `over` before it. `[T, B], [T, B], [B]`"""
+def _since_the_last_end(rewards: Sequence[Tensor], over: Tensor, end: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Sums and number of the steps up to `end` (inclusive) that follow the last `over` before it. `[T, B], [T, B], [B]`"""
     times = torch.arange(len(over), device=over.device).unsqueeze(1)
     last = torch.where(over & (times < end), times, -1).amax(dim=0)
     inside = (times > last) & (times <= end)
-    return (reward * inside).sum(dim=0, dtype=torch.float64), end - last
+    return [(reward * inside).sum(dim=0, dtype=torch.float64) for reward in rewards], end - last

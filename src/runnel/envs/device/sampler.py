@@ -18,17 +18,19 @@ from torch import Tensor
 from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.contracts.inference import InferenceClient, RowPolicy
 from runnel.core.contracts.samples import SampleWriter
+from runnel.core.contracts.tasks import TaskSource
 from runnel.core.errors import NonFiniteError
 from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.rng import make_seed
-from runnel.core.routes import route
+from runnel.core.routes import only_stream, route
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State, WorkerEvent
+from runnel.core.trajectories import REWARD
 from runnel.envs.device.episodes import records
 from runnel.envs.device.torch_engine import Act, Played
 from runnel.envs.device.vector import TensorVector
-from runnel.envs.sampler import AGENT, VecEnvSampler
-from runnel.envs.segments import SMALLEST_NOISE, CarriedReturns, check_rows
+from runnel.envs.sampler import AGENT, VecEnvSampler, episode_event, give_tasks
+from runnel.envs.segments import SMALLEST_NOISE, CarriedSums, check_rows, task_returns
 from runnel.kernels.graphs import CudaGraphed
 
 
@@ -60,14 +62,18 @@ class DeviceSampler:
         seed: int,
         name: str,
         state: Mapping[str, ArraySpec] | None = None,
-        gamma: float | None = None,
+        carried: Mapping[str, float] | None = None,
+        source: TaskSource | None = None,
     ) -> None:
-        self._route = route(routes, AGENT)
+        found = route(routes, AGENT)
+        self._inference, self._stream = found.inference, only_stream(found)
         self.vector, self._noise_size = vector, noise_size
         self._by_step = VecEnvSampler(
-            [vector], routes=routes, noise_size=noise_size, seed=seed, name=name, state=state, gamma=gamma
+            [vector], routes=routes, noise_size=noise_size, seed=seed, name=name, state=state, carried=carried, source=source
         )
-        self._returns = None if gamma is None else CarriedReturns(vector.num_envs, gamma=gamma, device=vector.device)
+        self._source = source
+        self._sums = CarriedSums(vector.num_envs, carried or {}, device=vector.device)
+        self._task_returns = task_returns(vector.num_envs, source, device=vector.device)
         self._one_by_one = bool(state)
         self._generator = torch.Generator(device=vector.device)
         self._generator.manual_seed(make_seed(seed, name, "noise"))
@@ -82,7 +88,7 @@ class DeviceSampler:
         self._events: list[WorkerEvent] = []
 
     def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
-        client, writer = clients[self._route.inference], writers[self._route.samples]
+        client, writer = clients[self._inference], writers[self._stream]
         if not self._started:
             self._one_by_one = self._one_by_one or client.local() is None
         if self._one_by_one:
@@ -96,6 +102,12 @@ class DeviceSampler:
         if not client.sync(need):
             self._waits = f"policy version {need}" if need >= 0 else "a first policy version"
             return 0
+        if self._source is not None:
+            history = client.constants(need)
+            if history is None:
+                self._waits = f"the history of tasks of version {max(need, 0)}"
+                return 0
+            give_tasks(self.vector.out, self._source, self._slot.header.sequence, history)
         self._fill(self._slot, client)
         self._read(keep=1 if self.vector.device.type == "cuda" else 0)
         num_steps = self._slot.spec.sizes["T"] * self.vector.num_envs
@@ -132,11 +144,11 @@ class DeviceSampler:
     def _segment(self, arrays: Batch, act: Act, rows: RowPolicy | None) -> Played:
         """Play a segment on the device. The noise is in fixed memory, so that requests can be made once."""
         self._noise.uniform_(generator=self._generator).clamp_(min=SMALLEST_NOISE)
-        if self._returns is None:
-            return self.vector.play(arrays, act, self._noise, rows)
-        self._returns.begin(arrays)
+        self._sums.begin(arrays)
+        self._task_returns.begin(arrays)
         played = self.vector.play(arrays, act, self._noise, rows)
-        self._returns.end(arrays)
+        self._sums.end(arrays)
+        self._task_returns.end(arrays)
         return played
 
     def _check(self, spec: StreamSpec) -> None:
@@ -153,13 +165,14 @@ class DeviceSampler:
             if report.arrived is not None:
                 report.arrived.synchronize()
             if not math.isfinite(report.total.item()):
-                raise NonFiniteError("obs or rewards/env", self._num_steps, f"a segment of environment {self.vector.name!r}")
+                names = " or ".join(("obs", REWARD, *self.vector.spec.channels.names))
+                raise NonFiniteError(names, self._num_steps, f"a segment of environment {self.vector.name!r}")
             if report.rows is None or report.count is None:
                 episodes = self.vector.episodes()
             else:
-                episodes = records(report.rows[:, : int(report.count)], self.vector.index0)
+                episodes = records(report.rows[:, : int(report.count)], self.vector.index0, self.vector.spec.channels.names)
             for e in episodes:
-                self._events.append({"kind": "episode", "return": e.total, "length": e.length, "env": e.env})
+                self._events.append(episode_event(e))
 
     def waits_for(self) -> str:
         return self._by_step.waits_for() if self._one_by_one else self._waits
@@ -180,7 +193,8 @@ class DeviceSampler:
             "started": self._started,
             "vector": self.vector.snapshot() if self._started else None,
             "generator": self._generator.get_state(),
-            "returns": None if self._returns is None else self._returns.now.clone(),
+            "returns": self._sums.save(),
+            "task_returns": self._task_returns.save(),
             "slot": None if self._slot is None else self._slot.index,
             "num_steps": self._num_steps,
             "events": [dict(e) for e in self._events],
@@ -194,9 +208,9 @@ class DeviceSampler:
         if self._started:
             self.vector.restore(state["vector"])
         self._generator.set_state(state["generator"])
-        if self._returns is not None and state.get("returns") is not None:  # older checkpoints have none
-            self._returns.now.copy_(torch.as_tensor(state["returns"]))
-        self._slot = None if state["slot"] is None else writers[self._route.samples].reclaim(state["slot"])
+        self._sums.load(state.get("returns"))
+        self._task_returns.load(state.get("task_returns"))
+        self._slot = None if state["slot"] is None else writers[self._stream].reclaim(state["slot"])
         self._reports, self._events = [], [dict(e) for e in state["events"]]
 
     def close(self) -> None:

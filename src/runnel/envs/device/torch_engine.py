@@ -6,7 +6,7 @@ segment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from runnel.core.records import Batch
 from runnel.core.state import State
-from runnel.envs.device.base import TensorEnv
+from runnel.core.trajectories import REWARD, TASK_PARAMS
+from runnel.envs.device.base import TaskedEnv, TensorEnv
 from runnel.envs.device.episodes import TorchLog, carried, ended_episodes
-from runnel.envs.vector.contract import Episode, StepOut
+from runnel.envs.vector.contract import BEGUN, TASKS_AHEAD, Episode, StepOut
 
 Act = Callable[[Batch], Batch]
 """From request rows (observation leaves `[B, ...]`, `noise` `[B, n]`) to a reply (`action`, `logprob`, ...)."""
@@ -43,21 +44,44 @@ class TorchEngine:
 
     dense = True
 
-    def __init__(self, env: TensorEnv, num_envs: int, generator: torch.Generator) -> None:
+    def __init__(self, env: TensorEnv, num_envs: int, generator: torch.Generator, out: StepOut) -> None:
         self._env, self._num_envs, self._generator = env, num_envs, generator
+        self._task, self._next_task = out.task, out.next_task
         self._limit = env.max_steps or NEVER
-        self._state = env.initial(num_envs, generator).map(torch.clone)
-        self._total = torch.zeros(num_envs, dtype=torch.float64, device=generator.device)
+        self._state = self._first().map(torch.clone)
+        self._channels = env.spec.channels.names
+        self._totals = [torch.zeros(num_envs, dtype=torch.float64, device=generator.device) for _ in (REWARD, *self._channels)]
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=generator.device)
-        self._log = TorchLog(num_envs, generator.device)
+        self._log = TorchLog(num_envs, generator.device, self._channels)
         shown = env.observe(self._state)
         self._same = {leaf: key for key, x in shown.items() for leaf, y in self._state.items() if x is y}
         self._derived = [key for key in shown if key not in self._same.values()]
 
+    def _first(self) -> Batch:
+        """First states of all environments, which play the tasks that come next if those are given."""
+        if not self._task:
+            return self._env.initial(self._num_envs, self._generator)
+        assert isinstance(self._env, TaskedEnv), "an environment without tasks is refused before"
+        return self._env.initial_of(self._coming()[TASK_PARAMS], self._generator)
+
+    def _coming(self) -> Batch:
+        """The task that each row plays next."""
+        place = self._next_task[BEGUN] % TASKS_AHEAD
+        rows = torch.arange(self._num_envs, device=place.device)
+        return Batch({k: self._next_task[k][rows, place] for k in self._task})
+
+    def _begin_tasks(self, over: Tensor) -> None:
+        """The rows whose episodes ended (`over` `[B]`) go on to their next tasks."""
+        if self._task:
+            _copy(self._task, {k: torch.where(_beside(over, x), x, self._task[k]) for k, x in self._coming().items()})
+            self._next_task[BEGUN] += over
+
     def begin(self) -> None:
         """Begin an episode in every environment."""
-        _copy(self._state, self._env.initial(self._num_envs, self._generator))
-        self._total.zero_()
+        _copy(self._state, self._first())
+        self._begin_tasks(torch.ones_like(self._length, dtype=torch.bool))
+        for total in self._totals:
+            total.zero_()
         self._length.zero_()
         self._log.clear()
 
@@ -68,17 +92,21 @@ class TorchEngine:
     def step(self, action: Tensor, out: StepOut) -> None:
         following, reward, terminated = self._env.transition(self._state, action)
         self._length += 1
-        self._total += reward
-        out.reward.copy_(reward)
+        rewards = [reward, *(following[name] for name in self._channels)]
+        for total, into, x in zip(self._totals, (out.reward, *out.channels.values()), rewards, strict=True):
+            total += x
+            into.copy_(x)
         out.terminated.copy_(terminated)
         torch.ge(self._length, self._limit, out=out.truncated)
         over = out.terminated | out.truncated
         _copy(out.final_obs, self._env.observe(following))
-        self._log.add(over, self._total, self._length)
+        self._log.add(over, self._totals[0], self._length, *self._totals[1:])
         # a first state for every row, used or not: a number of rows that ended would have to come from the device
-        fresh = self._env.initial(self._num_envs, self._generator)
+        fresh = self._first()
+        self._begin_tasks(over)
         _copy(self._state, {k: torch.where(_beside(over, x), fresh[k], x) for k, x in following.items()})
-        self._total.masked_fill_(over, 0.0)
+        for total in self._totals:
+            total.masked_fill_(over, 0.0)
         self._length.masked_fill_(over, 0)
         self.show(out.obs)
 
@@ -90,29 +118,42 @@ class TorchEngine:
         step; they are stacked once at the end, which is one kernel instead of T.
         """
         num_steps, truncated = len(noise), arrays["truncated"]
-        fresh = self._env.initial(num_steps * self._num_envs, self._generator)
-        fresh = fresh.map(lambda x: x.view(num_steps, self._num_envs, *x.shape[1:]))
+        pool = self._pool(num_steps)
         obs = {key: arrays[key] for key in self._env.spec.obs}
         self.show(Batch({key: x[0] for key, x in obs.items()}))
         state, deadline, over = self._state, self._limit - self._length, torch.empty_like(truncated)
+        _copy(Batch({k: arrays[k][0] for k in self._task}), self._task)
         replies, followings, rewards, ends = [], [], [], []
         for t in range(num_steps):
             replies.append(act(Batch({**{key: x[t] for key, x in obs.items()}, "noise": noise[t]})))
             following, reward, terminated = self._env.transition(state, replies[-1]["action"])
             torch.eq(deadline, t + 1, out=truncated[t])
             torch.logical_or(terminated, truncated[t], out=over[t])
+            fresh = self._first() if self._task else Batch({k: x[t] for k, x in pool.items()})
             state = self._go_on(t, over[t], following, fresh, obs)
+            self._begin_tasks(over[t])
+            _copy(Batch({k: arrays[k][t + 1] for k in self._task}), self._task)
             deadline.masked_fill_(over[t], t + 1 + self._limit)
             followings.append(following)
             rewards.append(reward)
             ends.append(terminated)
-        torch.stack(rewards, out=arrays["rewards/env"])
+        torch.stack(rewards, out=arrays[REWARD])
+        for name in self._channels:
+            torch.stack([following[name] for following in followings], out=arrays[name])
         torch.stack(ends, out=arrays["terminated"])
         for key in (k for k in replies[0] if k in arrays):
             torch.stack([reply[key] for reply in replies], out=arrays[key])
         num_final = self._finals(arrays, followings, state)
         _copy(self._state, state)
-        return Played(num_final, self._record(arrays["rewards/env"], over), _total(arrays, obs))
+        channels = [arrays[name] for name in (REWARD, *self._channels)]
+        return Played(num_final, self._record(channels, over), _total([*channels, *obs.values()]))
+
+    def _pool(self, num_steps: int) -> Batch:
+        """First states for all steps of a segment `[T, B, ...]`, drawn at once; of given tasks it is not known ahead which."""
+        if self._task:
+            return Batch()
+        found = self._env.initial(num_steps * self._num_envs, self._generator)
+        return found.map(lambda x: x.view(num_steps, self._num_envs, *x.shape[1:]))
 
     def _go_on(self, t: int, over: Tensor, following: Mapping[str, Tensor], fresh: Batch, obs: Mapping[str, Tensor]) -> Batch:
         """The state after resets. A leaf that is an observation is written where the next request reads it."""
@@ -120,9 +161,9 @@ class TorchEngine:
         for leaf, x in following.items():
             if leaf in self._same:
                 into = obs[self._same[leaf]][t + 1]
-                state[leaf] = torch.where(_beside(over, x), fresh[leaf][t], x, out=into)
+                state[leaf] = torch.where(_beside(over, x), fresh[leaf], x, out=into)
             else:
-                state[leaf] = torch.where(_beside(over, x), fresh[leaf][t], x)
+                state[leaf] = torch.where(_beside(over, x), fresh[leaf], x)
         if self._derived:
             shown = self._env.observe(state)
             for key in self._derived:
@@ -148,11 +189,12 @@ class TorchEngine:
             arrays["final_" + key][:num].copy_(x)
         return num
 
-    def _record(self, reward: Tensor, over: Tensor) -> tuple[Tensor, Tensor]:
-        """Records of the episodes that ended. Updates return and length of the episodes that go on."""
-        records = ended_episodes(reward, over, self._total, self._length)
-        total, length = carried(reward, over, self._total, self._length)
-        self._total.copy_(total)
+    def _record(self, rewards: list[Tensor], over: Tensor) -> tuple[Tensor, Tensor]:
+        """Records of the episodes that ended. Updates sums and length of the episodes that go on."""
+        records = ended_episodes(rewards, over, self._totals, self._length)
+        totals, length = carried(rewards, over, self._totals, self._length)
+        for total, now in zip(self._totals, totals, strict=True):
+            total.copy_(now)
         self._length.copy_(length)
         return records
 
@@ -162,12 +204,14 @@ class TorchEngine:
         return self._log.take(index0)
 
     def save(self) -> State:
-        state = {"state": dict(self._state.map(torch.clone)), "total": self._total.clone(), "length": self._length.clone()}
-        return {**state, "log": self._log.save()}
+        total, *sums = (x.clone() for x in self._totals)
+        state = {"state": dict(self._state.map(torch.clone)), "total": total, "length": self._length.clone()}
+        return {**state, "sums": sums, "log": self._log.save()}
 
     def load(self, state: State) -> None:
         _copy(self._state, {k: torch.as_tensor(x) for k, x in state["state"].items()})
-        self._total.copy_(torch.as_tensor(state["total"]))
+        for now, saved in zip(self._totals, (state["total"], *state.get("sums", ())), strict=True):  # older ones have no sums
+            now.copy_(torch.as_tensor(saved))
         self._length.copy_(torch.as_tensor(state["length"]))
         self._log.load(state["log"])
 
@@ -183,10 +227,10 @@ def _beside(flag: Tensor, x: Tensor) -> Tensor:
     return flag.view(-1, *([1] * (x.dim() - 1)))
 
 
-def _total(arrays: Batch, obs: Mapping[str, Tensor]) -> Tensor:
-    """Sum of all observations and rewards: finite only if all of them are."""
-    total = arrays["rewards/env"].sum()
-    for x in obs.values():
+def _total(arrays: Sequence[Tensor]) -> Tensor:
+    """Sum of rewards, first, and observations: finite only if all of them are."""
+    total = arrays[0].sum()
+    for x in arrays[1:]:
         if x.is_floating_point():
             total = total + x.sum()
     return total

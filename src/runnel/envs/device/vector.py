@@ -16,24 +16,27 @@ from runnel.envs.device.base import ArrayEnv, TensorEnv
 from runnel.envs.device.numpy_engine import NumpyEngine
 from runnel.envs.device.torch_engine import Act, Played, TorchEngine
 from runnel.envs.vector.contract import Episode, Fault, StepOut, allocate
+from runnel.envs.vector.cpu_base import load_tasks, save_tasks
 
 
 class TensorVector:
     """`num_envs` copies of a `TensorEnv` on `device`.
 
     On the CPU, an `ArrayEnv` is stepped in numpy, with sparse final observations. Otherwise everything is tensors, only
-    `episodes` waits for the device, and final observations are dense.
+    `episodes` waits for the device, and final observations are dense. With `tasks`, episodes play what `out.next_task` says.
     """
 
-    def __init__(self, env: TensorEnv, num_envs: int, *, seed: int, index0: int = 0, device: str = "cpu") -> None:
+    def __init__(
+        self, env: TensorEnv, num_envs: int, *, seed: int, index0: int = 0, device: str = "cpu", tasks: bool = False
+    ) -> None:
         self.num_envs, self._seed, self.index0 = num_envs, seed, index0
         self.name, self.spec, self.device = env.name, env.spec, torch.device(device)
         check_tensor_env(env, self.device)
         self.generator = torch.Generator(device=self.device)
         self._seed_generator()
         in_numpy = self.device.type == "cpu" and isinstance(env, ArrayEnv)
-        self._engine = (NumpyEngine if in_numpy else TorchEngine)(env, num_envs, self.generator)
-        self.out = allocate(env.spec, num_envs, partial(torch.zeros, device=self.device))
+        self.out = allocate(env.spec, num_envs, partial(torch.zeros, device=self.device), tasks=tasks)
+        self._engine = (NumpyEngine if in_numpy else TorchEngine)(env, num_envs, self.generator, self.out)
         self.out.final_rows = None if self._engine.dense else []
         self._engine.show(self.out.obs)
 
@@ -80,12 +83,14 @@ class TensorVector:
         return []
 
     def snapshot(self) -> State:
-        return {"seed": self._seed, "generator": self.generator.get_state(), "engine": self._engine.save()}
+        state = {"seed": self._seed, "generator": self.generator.get_state(), "engine": self._engine.save()}
+        return state | ({"tasks": save_tasks(self.out)} if self.out.task else {})
 
     def restore(self, state: State) -> None:
         self._seed = state["seed"]
         self.generator.set_state(state["generator"])
         self._engine.load(state["engine"])
+        load_tasks(self.out, state.get("tasks", {}))
         self._engine.show(self.out.obs)
 
     def close(self) -> None:

@@ -10,14 +10,16 @@ from torch import Tensor
 
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import SampleWriter
-from runnel.core.errors import ConfigError
-from runnel.core.records import Batch, Slot
+from runnel.core.records import Batch
 from runnel.core.rng import rng_state, set_rng_state
 from runnel.core.routes import Side
+from runnel.core.spaces import ArraySpec
 from runnel.core.state import State
+from runnel.core.trajectories import own_steps
 from runnel.core.worker import progressed
-from runnel.envs.segments import CarriedReturns, SegmentRequests, SegmentWriter, SlotWriters
+from runnel.envs.segments import SegmentRequests
 from runnel.envs.team.contract import TeamVector
+from runnel.envs.team.samples import SampleLane
 from runnel.envs.vector import StepOut
 
 Clients = Mapping[str, InferenceClient]
@@ -25,152 +27,165 @@ Writers = Mapping[str, SampleWriter]
 
 
 class PolicyLane:
-    """The part of one policy: its requests with their noise, its open ticket or the actions that it gave, and its segment if it
-    is trained."""
+    """The part of one policy: its requests with their noise, its recurrent state, its open ticket or the actions that it gave,
+    and a segment of each stream that it writes.
 
-    def __init__(self, side: Side, out: StepOut, noise_size: int, rng: np.random.Generator, *, gamma: float | None) -> None:
-        self.side, self.route = side, side.route
-        self.num_rows = len(out.reward)
-        self._requests = SegmentRequests(out, noise_size, rng, {})
-        self._writers = SlotWriters(out)
-        self.segment: SegmentWriter | None = None
+    The state of a row changes with its decisions alone, and is zero where an episode of its agent ended.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        out: StepOut,
+        noise_size: int,
+        rng: np.random.Generator,
+        *,
+        state: Mapping[str, ArraySpec],
+        gamma: float | None,
+    ) -> None:
+        self.side, self.route, self._out = side, side.route, out
+        self._state = {k: torch.zeros(len(out.reward), *leaf.shape, dtype=leaf.dtype) for k, leaf in state.items()}
+        self._requests = SegmentRequests(out, noise_size, rng, self._state)
+        self.samples = [SampleLane(sample, out, self._state, gamma=gamma) for sample in self.route.samples]
         self.ticket: int | None = None
         self.actions: Tensor | None = None
-        carries = side.trains and gamma is not None
-        self._returns = CarriedReturns(self.num_rows, gamma=gamma or 0.0, device=out.reward.device) if carries else None
 
-    def bind(self, slot: Slot) -> None:
-        """Fill `slot` from now on."""
-        if slot.spec.sizes["B"] != self.num_rows:
-            fix = f"stream {slot.spec.name!r} has {slot.spec.sizes['B']} rows, and policy {self.route.inference!r} has "
-            raise ConfigError("num_envs", slot.spec.sizes["B"], f"{fix}{self.num_rows}; make them equal")
-        self.segment = self._writers.begin(slot)
-
-    def open(self, num_steps: int) -> None:
-        """Begin a segment of `num_steps` steps."""
+    def draw(self, num_steps: int) -> None:
+        """Noise for the next `num_steps` steps."""
         self._requests.prepare(num_steps)
         self._requests.draw()
-        if self._returns is not None and self.segment is not None:
-            self._returns.begin(self.segment.slot.arrays)
 
     @property
     def need(self) -> int:
         """The version that must act; -1 for any."""
-        return -1 if self.segment is None else self.segment.slot.header.required_version
+        return max((sample.need for sample in self.samples), default=-1)
 
     def ask(self, t: int, client: InferenceClient) -> bool:
         """Ask about step `t`, or look for the reply; whether the actions are there."""
         if self.actions is not None:
             return True
         if self.ticket is None:
-            if self.segment is not None:
-                self.segment.write_obs(t)
+            for sample in self.samples:
+                sample.ask()
             answer = client.local()
             if answer is not None:
-                self._take(t, answer(self._requests.rows[t]), client.version)
+                self._take(answer(self._requests.rows[t]), client.version)
                 return True
             self.ticket = client.submit(self._requests.rows[t], version=self.need)
         reply = client.ready(self.ticket)
         if reply is None:
             return False
         self.ticket = None
-        self._take(t, reply.rows, reply.version)
+        self._take(reply.rows, reply.version)
         return True
 
-    def _take(self, t: int, rows: Batch, version: int) -> None:
-        if self.segment is not None:
-            self.segment.write_reply(t, rows, version)
+    def _take(self, rows: Batch, version: int) -> None:
+        for sample in self.samples:
+            sample.answer(rows, version)
+        for key, now in self._state.items():
+            now.copy_(torch.where(_like(self._out.active, now), rows[key], now))
         # a copy: the memory of a reply is the client's, and others may still be thinking
         self.actions = rows["action"].clone()
 
-    def finish(self) -> SegmentWriter:
-        """All steps are there: what the segment says as a whole is written."""
-        segment = self.segment
-        assert segment is not None
-        segment.finish()
-        if self._returns is not None:
-            self._returns.end(segment.slot.arrays)
-        self.segment = None
-        return segment
+    def step(self) -> None:
+        """The environments have taken their step."""
+        self.actions = None
+        for sample in self.samples:
+            sample.step()
+        for now in self._state.values():
+            now.masked_fill_(_like(self._out.terminated | self._out.truncated, now), 0.0)
 
-    def save(self, *, opened: bool) -> State:
-        segment = None
-        if self.segment is not None:
-            segment = {"index": self.segment.slot.index, **(self.segment.save() if opened else {})}
+    def save(self, *, drawn: bool) -> State:
         return {
             "rng": rng_state(self._requests.rng),
-            "noise": self._requests.save() if opened else None,
+            "noise": self._requests.save() if drawn else None,
             "ticket": self.ticket,
             "actions": None if self.actions is None else self.actions.clone(),
-            "returns": None if self._returns is None else self._returns.now.clone(),
-            "segment": segment,
+            "state": {key: x.clone() for key, x in self._state.items()},
+            "samples": {sample.stream: sample.save() for sample in self.samples},
         }
 
     def load(self, state: State, writers: Writers, *, num_steps: int) -> None:
-        """Undo `save`; `num_steps` is 0 where no segment was opened."""
+        """Undo `save`; `num_steps` is 0 where no noise was drawn."""
         set_rng_state(self._requests.rng, state["rng"])
-        self.ticket, self.segment = state["ticket"], None
+        self.ticket = state["ticket"]
         self.actions = None if state["actions"] is None else torch.as_tensor(state["actions"])
-        if self._returns is not None:
-            self._returns.now.copy_(torch.as_tensor(state["returns"]))
-        if state["segment"] is not None:
-            self.bind(writers[self.route.samples].reclaim(state["segment"]["index"]))
+        for key, now in self._state.items():
+            now.copy_(torch.as_tensor(state["state"][key]))
+        for sample in self.samples:
+            sample.load(state["samples"][sample.stream], writers)
         if num_steps:
             self._requests.prepare(num_steps)
             self._requests.load(state["noise"])
-            if self.segment is not None:
-                self.segment.load(state["segment"])
+
+
+def _like(flags: Tensor | None, x: Tensor) -> Tensor:
+    """Flags of rows `[B]`, shaped so that they select rows of `x` `[B, ...]`."""
+    assert flags is not None, "a vector of teams says which rows are active"
+    return flags.view(-1, *[1] * (x.dim() - 1))
 
 
 class TeamLane:
-    """A vector and the parts of its policies. They open, step and end their segments together."""
+    """A vector and the parts of its policies, which play in rounds: a round is as long as the longest segment, and every stream
+    has a whole number of segments in it."""
 
     def __init__(self, vector: TeamVector, parts: list[PolicyLane]) -> None:
         self.vector, self.parts = vector, parts
-        self.trained = [part for part in parts if part.side.trains]
+        self.samples = [sample for part in parts for sample in part.samples]
         self.num_steps = 0
-        """Steps of the open segments; 0 while there are none."""
+        """Steps of the round that is being played; 0 between two rounds."""
         self.t = 0
         self.started = False
         self.waits = ""
 
-    def reserve(self, writers: Writers) -> bool:
-        """Get a slot of every stream and open them. A slot that is there already is kept while others are missing.
+    def open(self, writers: Writers, turns: dict[str, int], index: int, num_lanes: int) -> bool:
+        """Get the slots that are missing. Those that are there already are kept while others are missing.
 
-        Slots are taken in one fixed order. So of several actors that need the same streams one always has all its slots.
+        Each stream goes round the lanes (`turns`: whose turn it is), so that the order of its segments does not depend on
+        timing. Streams of the longest segments come first: who has such a slot has a claim to all the shorter ones that fit
+        into it, so actors never wait for each other in a circle.
         """
-        for part in self.trained:
-            if part.segment is None:
-                writer = writers[part.route.samples]
-                slot = writer.reserve()
-                if slot is None:
-                    self.waits = f"room on stream {writer.spec.name!r}"
-                    return False
-                part.bind(slot)
-        self._open()
+        for sample in sorted(self.samples, key=lambda sample: -own_steps(writers[sample.stream].spec)):
+            if sample.segment is not None:
+                continue
+            if turns[sample.stream] != index:
+                self.waits = "its turn in the ring"
+                return False
+            if not sample.reserve(writers[sample.stream]):
+                self.waits = f"room on stream {writers[sample.stream].spec.name!r}"
+                return False
+            turns[sample.stream] = (index + 1) % num_lanes
+        self._begin()
         return True
 
-    def _open(self) -> None:
+    def _begin(self) -> None:
         if not self.started:
             self.vector.reset()
             self.started = True
-        lengths = [part.segment.num_steps for part in self.trained if part.segment is not None]
-        if len(set(lengths)) > 1:
-            raise ConfigError("num_steps", lengths, "all streams of a team have segments of one length; make them equal")
-        self.num_steps, self.t = lengths[0], 0
-        for part in self.parts:
-            part.open(self.num_steps)
+        if not self.num_steps:
+            self.num_steps, self.t = max(sample.num_steps for sample in self.samples), 0
+            for part in self.parts:
+                part.draw(self.num_steps)
+        for sample in self.samples:
+            if not sample.begun:
+                sample.begin()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every stream has a segment that is being filled."""
+        return all(sample.begun for sample in self.samples)
 
     def advance(self, clients: Clients, *, one: bool) -> int:
-        """Play on until the segments are full or a reply is missing; with `one`, a single step. Returns the steps played, or 1
-        if there was at least a request to send."""
+        """Play on until a segment is full or a reply is missing; with `one`, a single step. Returns the steps played, or 1 if
+        there was at least a request to send."""
         for part in self.parts:
             if not clients[part.route.inference].sync(part.need):
                 need = f"version {part.need}" if part.need >= 0 else "a first version"
                 self.waits = f"{need} of policy {part.route.inference!r}"
                 return 0
         before, asked = self.t, any(part.ticket is None and part.actions is None for part in self.parts)
-        while self.t < self.num_steps:
+        stop = self.t + min(sample.left for sample in self.samples)
+        while self.t < stop:
             # all are asked before anybody is waited for
             late = [part for part in self.parts if not part.ask(self.t, clients[part.route.inference])]
             if late:
@@ -186,14 +201,17 @@ class TeamLane:
         self.vector.recv()
         progressed()
         for part in self.parts:
-            part.actions = None
-            if part.segment is not None:
-                part.segment.write_step(self.t)
+            part.step()
         self.t += 1
 
-    @property
-    def full(self) -> bool:
-        return 0 < self.num_steps == self.t
+    def full(self) -> list[tuple[PolicyLane, SampleLane]]:
+        """The segments whose steps are all played, in the order of the routes."""
+        return [(part, sample) for part in self.parts for sample in part.samples if sample.begun and not sample.left]
+
+    def end_round(self) -> None:
+        """Begin anew after the last step of a round."""
+        if self.t == self.num_steps:
+            self.num_steps = 0
 
     def snapshot(self) -> State:
         return {
@@ -201,7 +219,7 @@ class TeamLane:
             "num_steps": self.num_steps,
             "t": self.t,
             "vector": self.vector.snapshot() if self.started else None,
-            "parts": {part.route.inference: part.save(opened=self.num_steps > 0) for part in self.parts},
+            "parts": {part.route.inference: part.save(drawn=self.num_steps > 0) for part in self.parts},
         }
 
     def restore(self, state: State, writers: Writers) -> None:

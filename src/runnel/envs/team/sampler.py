@@ -1,4 +1,4 @@
-"""The sampler of an actor whose environments have several agents: a segment for each trained policy, filled in lock-step.
+"""The sampler of an actor whose environments have several agents: segments of each trained policy, filled in lock-step.
 
 Consumes replies of several inference streams and produces `[T, E * A]` segments of several sample streams. It waits for room on
 each sample stream (unblocked by its reader), for versions of each policy, and for the slowest reply.
@@ -12,6 +12,7 @@ from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import SampleWriter
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.rng import make_rng
+from runnel.core.spaces import ArraySpec
 from runnel.core.state import State, WorkerEvent
 from runnel.envs.segments import SegmentWriter
 from runnel.envs.team.contract import TeamVector
@@ -23,8 +24,8 @@ class TeamSampler:
 
     `noise_sizes` gives, by policy, the uniform numbers that it needs for a decision; each policy has a generator of its own, so
     that a change of one leaves the noise of the others as it is. `gammas` gives the discounts of the returns that segments
-    carry.
-    A step of an environment counts once, on the stream of the first trained policy.
+    carry, `states` the recurrent state of each policy that has one.
+    A step of an environment counts once, on the first stream of the first trained policy.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class TeamSampler:
         seed: int,
         name: str,
         gammas: Mapping[str, float] | None = None,
+        states: Mapping[str, Mapping[str, ArraySpec]] | None = None,
     ) -> None:
         if not vectors:
             raise ConfigError("num_env_groups", 0, "a sampler needs at least one vector of environments")
@@ -46,12 +48,17 @@ class TeamSampler:
                     vector.outs[policy],
                     noise_sizes[policy],
                     make_rng(seed, name, "noise", i, policy),
+                    state=(states or {}).get(policy, {}),
                     gamma=(gammas or {}).get(policy),
                 )
                 for policy, side in vector.sides.items()
             ]
             self._lanes.append(TeamLane(vector, parts))
-        self._turn = 0
+        streams = [sample.stream for sample in self._lanes[0].samples]
+        self._turns = dict.fromkeys(streams, 0)
+        """Which lane takes the next slot of each stream."""
+        self._counts = streams[0]
+        """The stream on which steps of environments count."""
         self._num_steps = 0
         self._events: list[WorkerEvent] = []
 
@@ -59,44 +66,39 @@ class TeamSampler:
         if any(part.ticket is not None for lane in self._lanes for part in lane.parts):
             for client in clients.values():
                 client.poll()
-        work, first, n = 0, self._turn, len(self._lanes)
+        work, first, n = 0, self._turns[self._counts], len(self._lanes)
         for offset in range(n):
             index = (first + offset) % n
             lane = self._lanes[index]
             lane.waits = ""
-            if not lane.num_steps and not self._reserve(lane, index, writers):
+            if not lane.is_open and not lane.open(writers, self._turns, index, n):
                 continue
             work += self._advance(lane, clients)
-            if lane.full:
-                self._commit(lane, writers)
+            self._commit(lane, writers)
         return work
-
-    def _reserve(self, lane: TeamLane, index: int, writers: Mapping[str, SampleWriter]) -> bool:
-        if index != self._turn:
-            lane.waits = "its turn in the ring"
-            return False
-        if not lane.reserve(writers):
-            return False
-        self._turn = (self._turn + 1) % len(self._lanes)
-        return True
 
     def _advance(self, lane: TeamLane, clients: Mapping[str, InferenceClient]) -> int:
         try:
             return lane.advance(clients, one=len(self._lanes) > 1)
         except Exception:
-            for part in lane.trained:
-                if part.segment is not None:
-                    self._check_finite(lane, part, part.segment)  # a NaN upstream is the cause, whatever broke on it later
+            for part in lane.parts:
+                for sample in part.samples:
+                    if sample.segment is not None:
+                        self._check_finite(lane, part, sample.segment)  # a NaN is the cause, whatever broke on it later
             raise
 
     def _commit(self, lane: TeamLane, writers: Mapping[str, SampleWriter]) -> None:
-        num_steps = lane.num_steps * lane.vector.num_envs
-        for i, part in enumerate(lane.trained):
-            segment = part.finish()
+        """Hand over the segments that are full."""
+        full = lane.full()
+        for part, sample in full:
+            num_steps = sample.num_steps * lane.vector.num_envs if sample.stream == self._counts else 0
+            segment = sample.finish()
             self._check_finite(lane, part, segment)
-            writers[part.route.samples].commit(segment.slot, num_steps=num_steps if i == 0 else 0)
-        lane.num_steps = 0
-        self._num_steps += num_steps
+            writers[sample.stream].commit(segment.slot, num_steps=num_steps)
+            self._num_steps += num_steps
+        if not full:
+            return
+        lane.end_round()
         self._events.extend(lane.vector.faults())
         for e in lane.vector.episodes():
             event = {"kind": "episode", "return": e.total, "length": e.length, "env": e.env, "by_policy": dict(e.by_policy)}
@@ -107,6 +109,7 @@ class TeamSampler:
         if bad is None:
             return
         field, t, row = bad
+        t -= segment.burn_in
         agents = part.side.agents
         index, agent = lane.vector.index0 + row // len(agents), agents[row % len(agents)]
         step = self._num_steps + t * lane.vector.num_envs + row // len(agents)
@@ -123,14 +126,14 @@ class TeamSampler:
 
     def snapshot(self) -> State:
         return {
-            "turn": self._turn,
+            "turns": dict(self._turns),
             "num_steps": self._num_steps,
             "events": [dict(e) for e in self._events],
             "lanes": [lane.snapshot() for lane in self._lanes],
         }
 
     def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
-        self._turn, self._num_steps = state["turn"], state["num_steps"]
+        self._turns, self._num_steps = dict(state["turns"]), state["num_steps"]
         self._events = [dict(e) for e in state["events"]]
         for lane, saved in zip(self._lanes, state["lanes"], strict=True):
             lane.restore(saved, writers)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from runnel.core.errors import DataError, RunnelError
 from runnel.core.routes import Side
 from runnel.core.state import Array, State
-from runnel.core.user_code import frames, summary
-from runnel.envs.rewind import load_env, save_env
+from runnel.core.user_code import frames, summary, told
+from runnel.envs.rewind import load_env, save_env, stateful_part
 from runnel.envs.spaces import Obs
+from runnel.envs.team.base import TeamBase, team_out, team_return
 from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.rows import PolicyRows, Seen
-from runnel.envs.vector.contract import Episode, Fault, StepOut
+from runnel.envs.vector.contract import MAX_FAILURES, Episode, StepOut
 from runnel.envs.vector.copies import EnvCopy, side_by_side
 
 _PRUNE_AT = 1024
@@ -26,10 +26,12 @@ Actions = Mapping[str, Array]
 """Network actions of each policy."""
 
 
-class SerialTeam:
+class SerialTeam(TeamBase):
     """A `TeamVector` of `num_envs` environments, made by `make`, whose agents follow `sides`.
 
-    Seeds of episodes and replays on resume are those of `SerialVector`. An environment that raises ends the run.
+    Seeds of episodes and replays on resume are those of `SerialVector`. An environment that raises ends the run; with `restart`
+    it is made anew, the episode of its agents is truncated and not counted, and the fault is told. `outs` is memory to write
+    into (None: its own). `watcher(env)` is called before each step of an environment, so that another process can see which.
     """
 
     def __init__(
@@ -41,35 +43,45 @@ class SerialTeam:
         seed: int,
         index0: int = 0,
         name: str = "",
+        restart: bool = False,
+        outs: Mapping[str, StepOut] | None = None,
+        watcher: Callable[[int], None] | None = None,
     ) -> None:
-        self.name = name or getattr(make, "__name__", "team")
-        self.num_envs, self.index0, self.sides, self._seed = num_envs, index0, sides, seed
-        self._envs = [ParallelEnv(make(), self.name) for _ in range(num_envs)]
+        self._make, self._restart, self._watcher = make, restart, watcher
+        name = name or getattr(make, "__name__", "team")
+        self._envs = [ParallelEnv(make(), name) for _ in range(num_envs)]
+        outs = outs or {policy: team_out(side, num_envs) for policy, side in sides.items()}
+        self._rows = {policy: PolicyRows(side, outs[policy], self._envs[0]) for policy, side in sides.items()}
+        super().__init__(self._rows, num_envs, seed=seed, index0=index0, name=name)
         self._same_specs()
         self._copies = [EnvCopy(env, index0 + i) for i, env in enumerate(self._envs)]
-        self._rows = {policy: PolicyRows(side, num_envs, self._envs[0]) for policy, side in sides.items()}
-        self.outs: Mapping[str, StepOut] = {policy: rows.out for policy, rows in self._rows.items()}
         self._agents = self._envs[0].agents
         self._totals = [dict.fromkeys(self._agents, 0.0) for _ in range(num_envs)]
         self._replayed = any(copy.stateful is None for copy in self._copies)
-        self._clock, self._prune_at = 0, _PRUNE_AT
+        self._prune_at = _PRUNE_AT
         self._history: list[Actions] = []
-        self._ended: list[Episode] = []
 
     def _same_specs(self) -> None:
-        first = self._envs[0].spec()
+        self._spec = self._envs[0].spec()
         for env in self._envs[1:]:
-            if (found := env.spec()) != first:
-                raise DataError(f"environments of {self.name!r} differ in their agents: {found} is not {first}")
+            self._check_spec(env)
+
+    def _check_spec(self, env: ParallelEnv) -> None:
+        if (found := env.spec()) != self._spec:
+            raise DataError(f"environments of {self.name!r} differ in their agents: {found} is not {self._spec}")
 
     # ------------------------------------------------------------------------------------------------------------ steps
     def reset(self, seed: int | None = None) -> None:
         self._seed = self._seed if seed is None else seed
-        self._clock, self._ended, self._history = 0, [], []
-        for rows in self._rows.values():
-            rows.clear()
-        for copy in self._copies:
-            copy.episode = -1
+        self._ended = []
+        self._clear()
+        self.begin_at([0] * self.num_envs, seed=self._seed, clock=0)
+
+    def begin_at(self, episodes: list[int], *, seed: int, clock: int) -> None:
+        """Start each environment at its given episode number, at step count `clock` of the vector."""
+        self._seed, self._clock, self._history = seed, clock, []
+        for copy, episode in zip(self._copies, episodes, strict=True):
+            copy.episode = episode - 1
         for index in range(self.num_envs):
             self._guard(index, partial(self._begin, index))
 
@@ -87,12 +99,24 @@ class SerialTeam:
         raw = {policy: actions[policy].cpu().numpy() for policy in self._rows}
         ready = {policy: rows.actions(raw[policy]) for policy, rows in self._rows.items()}
         for rows in self._rows.values():
+            rows.keep()
             rows.clear()
         self._clock += 1
         if self._replayed:
             self._remember(raw)
-        for index in range(self.num_envs):
-            self._guard(index, partial(self._step, index, self._chosen(index, ready)))
+        for index, env in enumerate(self._envs):
+            if self._watcher is not None:
+                self._watcher(index)
+            play = partial(self._step, index, self._chosen(index, ready))
+            if not self._restart:
+                self._guard(index, play)
+                continue
+            episode, ended = self._copies[index].episode, set(env.ended)
+            try:
+                play()
+            except (Exception, SystemExit) as error:
+                at_reset = self._copies[index].episode != episode
+                self._guard(index, partial(self._replace, index, error, env.acted - ended, at_reset=at_reset))
 
     def _chosen(self, index: int, ready: Mapping[str, list[Any]]) -> dict[str, Any]:
         """The actions of all agents of environment `index`."""
@@ -109,9 +133,30 @@ class SerialTeam:
         if over:
             total, by_policy = team_return(self.sides, totals)
             self._ended.append(Episode(copy.index, total, self._clock - copy.start, by_policy))
+            copy.failures = 0
             self._begin(index)
         else:
             self._show(index, (obs, infos))
+
+    def _replace(self, index: int, error: BaseException, cut: Collection[str], *, at_reset: bool) -> None:
+        """Make environment `index` anew. Its episode gives no `Episode`, and is truncated for the agents in `cut`: those who
+        have decided in it and had not left."""
+        copy = self._copies[index]
+        fault = {"kind": "env_failed", "env": copy.index, "episode": copy.episode, "step": self._clock - copy.start}
+        self._faults.append({**fault, "seed": copy.seed, "error": told(error)})
+        copy.failures += 1
+        if at_reset or copy.failures > MAX_FAILURES:
+            raise error
+        try:
+            self._close(self._envs[index])
+        except Exception as problem:
+            self._faults[-1]["error"] += f"\n  (and closing it raised {told(problem)})"
+        self._envs[index] = copy.env = ParallelEnv(self._make(), self.name)
+        self._check_spec(self._envs[index])
+        copy.stateful = stateful_part(copy.env)
+        for rows in self._rows.values():
+            rows.cut(index, cut)
+        self._begin(index)
 
     def _guard(self, index: int, play: Callable[[], None]) -> None:
         """Call `play`; an error of the environment says which one it was, and how to repeat its episode."""
@@ -121,6 +166,7 @@ class SerialTeam:
             copy = self._copies[index]
             what = str(error) if isinstance(error, RunnelError) else f"raised {summary(error)}"
             where = f"environment {self.name!r} (index {copy.index}, episode {copy.episode}, step {self._clock - copy.start})"
+            what += f", for the {copy.failures}th time in a row" if copy.failures > 1 else ""
             seed = f" [its episode began with reset(seed={copy.seed})]"
             raise DataError(f"{where} {what}{seed}{frames(error)}") from error
 
@@ -130,17 +176,14 @@ class SerialTeam:
     def recv(self) -> None:
         """A step is done when `send` returns."""
 
-    def episodes(self) -> list[Episode]:
-        ended, self._ended = self._ended, []
-        return ended
-
-    def faults(self) -> list[Fault]:
-        return []
-
     def close(self) -> None:
         for env in self._envs:
-            if hasattr(env.env, "close"):
-                env.env.close()
+            self._close(env)
+
+    @staticmethod
+    def _close(env: ParallelEnv) -> None:
+        if hasattr(env.env, "close"):
+            env.env.close()
 
     # ------------------------------------------------------------------------------------------------------------ state
     def _remember(self, actions: Actions) -> None:
@@ -152,13 +195,7 @@ class SerialTeam:
             self._prune_at = max(_PRUNE_AT, 2 * len(self._history))
 
     def snapshot(self) -> State:
-        return {
-            "seed": self._seed,
-            "clock": self._clock,
-            "out": {policy: {k: x.clone() for k, x in rows.arrays().items()} for policy, rows in self._rows.items()},
-            "ended": [[e.env, e.total, e.length, dict(e.by_policy)] for e in self._ended],
-            "envs": [self._save(index) for index in range(self.num_envs)],
-        }
+        return {**self._save_outputs(), "envs": [self._save(index) for index in range(self.num_envs)]}
 
     def _save(self, index: int) -> State:
         copy, env = self._copies[index], self._envs[index]
@@ -176,12 +213,7 @@ class SerialTeam:
         }
 
     def restore(self, state: State) -> None:
-        self._seed, self._clock = state["seed"], state["clock"]
-        self._ended = [Episode(int(e), float(total), int(n), dict(by)) for e, total, n, by in state["ended"]]
-        for policy, rows in self._rows.items():
-            rows.clear()
-            for key, x in rows.arrays().items():
-                x.copy_(torch.as_tensor(np.asarray(state["out"][policy][key])))
+        self._load_outputs(state)
         for index, saved in enumerate(state["envs"]):
             self._load(index, saved)
         self._history = self._joined([saved["env"] for saved in state["envs"]]) if self._replayed else []
@@ -221,13 +253,3 @@ class SerialTeam:
                     f"episode gave agent {different!r} of policy {policy!r} another observation. Implement get_state() and "
                     "set_state(state) on it, or draw all its randomness from the seed of reset"
                 )
-
-
-def team_return(sides: Mapping[str, Side], totals: Mapping[str, float]) -> tuple[float, dict[str, float]]:
-    """Of what each agent got in an episode: the mean over the agents that are trained, and over the agents of each policy.
-
-    Means, because environments that pay a whole team at once give the same reward to each of its agents.
-    """
-    by_policy = {policy: sum(totals[agent] for agent in side.agents) / len(side.agents) for policy, side in sides.items()}
-    trained = [totals[agent] for side in sides.values() if side.trains for agent in side.agents]
-    return sum(trained) / len(trained), by_policy

@@ -19,14 +19,15 @@ class Whisper:
 
     If the receiver is right, both get 1; if the sender is right in the end, it gets 0.5. So at best the sender gets 1.5 and the
     receiver 1. What a word means is for the two to find out. While the receiver decides, the sender waits, and it is paid then.
+    Where the symbol is not `shown_again` at the end, the sender must remember it while it waits.
     """
 
     possible_agents = ("sender", "receiver")
 
-    def __init__(self, num_symbols: int = 3) -> None:
+    def __init__(self, num_symbols: int = 3, shown_again: bool = True) -> None:
         if num_symbols < 2:
             raise ConfigError("env_kwargs.num_symbols", num_symbols, "use at least 2")
-        self.num_symbols = num_symbols
+        self.num_symbols, self.shown_again = num_symbols, shown_again
         self.agents: list[str] = []
         self._t = self._symbol = self._word = 0
         self._rng = np.random.default_rng(0)
@@ -46,7 +47,8 @@ class Whisper:
         return {"sender": self._seen()}, {"sender": {}}
 
     def _seen(self) -> NDArray[np.float32]:
-        return np.append(self._hot(self._symbol), np.float32(self._t > 0))
+        shown = self._t == 0 or self.shown_again
+        return np.append(self._hot(self._symbol) * np.float32(shown), np.float32(self._t > 0))
 
     def _hot(self, number: int) -> NDArray[np.float32]:
         hot = np.zeros(self.num_symbols, np.float32)

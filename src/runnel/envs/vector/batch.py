@@ -15,6 +15,7 @@ from runnel.core.rng import make_seed
 from runnel.core.spaces import EnvSpec
 from runnel.core.state import Array, State
 from runnel.envs.bounds import Bounds, due_rows
+from runnel.envs.channels import ChannelReader
 from runnel.envs.spaces import MASK, Action, Info, Obs, ObsLeaf, mask_in_obs, obs_leaves
 from runnel.envs.vector.contract import Episode, Fault
 from runnel.envs.vector.cpu_base import CpuVector
@@ -46,6 +47,8 @@ class BatchVector(CpuVector):
         self._bounds = Bounds(self._leaves if bounded else [])
         self._mask_in_obs = mask_in_obs(space)
         self._total, self._length = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+        self._read_channels = ChannelReader(spec.channels)
+        self._sums = {name: np.zeros(num_envs) for name in spec.channels.names}
         plain = spec.action.kind == "discrete" and spec.action.start == 0
         self._env_actions: Callable[[Array], Action] = (lambda actions: actions) if plain else env_action(spec.action)
         self._cut = False
@@ -53,12 +56,16 @@ class BatchVector(CpuVector):
 
     def _begin(self, obs: Obs, info: Info) -> None:
         """Begin all episodes, with observations `obs`."""
-        self._total.fill(0.0)
-        self._length.fill(0)
-        self._reward.fill(0.0)
+        self._forget_all()
+        self._clear_rewards()
         self._clear_flags()
         self._show(obs, info)
         self._check_bounds(self._obs, slice(None))
+
+    def _forget_all(self) -> None:
+        """Count return, length and sums of all episodes from 0."""
+        for numbers in (self._total, self._length, *self._sums.values()):
+            numbers.fill(0)
 
     def _show(self, obs: Obs, info: Info) -> None:
         """Check a batch of observations against its space and write it, with its masks."""
@@ -83,13 +90,17 @@ class BatchVector(CpuVector):
         where = f"environment {self.name!r} (one of {self.num_envs} from index {self.index0} on, step {self._clock})"
         return self._error(where, error, env)
 
-    def _outcome(self, reward: Array, terminated: Array, truncated: Array) -> Rows:
-        """Record rewards and flags. Returns the rows whose episodes ended."""
+    def _outcome(self, reward: Array, terminated: Array, truncated: Array, info: Info, last: Info) -> Rows:
+        """Record rewards, channels and flags. Returns the rows whose episodes ended; of those, `last` is the step's info."""
         check_rewards(reward, self.num_envs)
         self._reward[:], self._terminated[:], self._truncated[:] = reward, terminated, truncated
         self._total += reward
         self._length += 1
-        rows: Rows = (self._terminated | self._truncated).nonzero()[0]
+        ended = self._terminated | self._truncated
+        for name, numbers in self._read_channels.of_batch(info, last, ended).items():
+            self._channels[name][:] = numbers
+            self._sums[name] += numbers
+        rows: Rows = ended.nonzero()[0]
         self.out.final_rows = rows.tolist()
         return rows
 
@@ -100,8 +111,10 @@ class BatchVector(CpuVector):
         if self._mask is not None:
             self._end_masks(rows, final, info)
         for row in rows.tolist():
-            self._ended.append(Episode(self.index0 + row, float(self._total[row]), int(self._length[row])))
-        self._total[rows], self._length[rows] = 0.0, 0
+            sums = {name: float(numbers[row]) for name, numbers in self._sums.items()}
+            self._ended.append(Episode(self.index0 + row, float(self._total[row]), int(self._length[row]), channels=sums))
+        for numbers in (self._total, self._length, *self._sums.values()):
+            numbers[rows] = 0
 
     def _end_masks(self, rows: Rows, final: Obs, info: Info) -> None:
         masks = None
@@ -115,11 +128,14 @@ class BatchVector(CpuVector):
 
     # ---------------------------------------------------------------------------- what cannot be brought back on resume
     def _save_batch(self) -> State:
-        return {**self._save_outputs(), "total": self._total.copy(), "length": self._length.copy()}
+        sums = {name: numbers.copy() for name, numbers in self._sums.items()}
+        return {**self._save_outputs(), "total": self._total.copy(), "length": self._length.copy(), "sums": sums}
 
     def _load_batch(self, state: State) -> None:
         self._load_outputs(state)
         self._total[:], self._length[:] = state["total"], state["length"]
+        for name, numbers in self._sums.items():
+            numbers[:] = state["sums"][name]
 
     def _begin_anew(self, why: str) -> int:
         """Make the next step truncate all episodes, and count a fault. Returns the seed for the new episodes."""
@@ -136,8 +152,7 @@ class BatchVector(CpuVector):
         self._clear_flags()
         for row in range(self.num_envs):
             self._keep_last(row)
-        self._total.fill(0.0)
-        self._length.fill(0)
+        self._forget_all()
         self._show(obs, info)
 
 

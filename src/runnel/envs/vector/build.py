@@ -11,7 +11,8 @@ from runnel.envs.vector.choose import choose
 from runnel.envs.vector.config import VectorConfig
 from runnel.envs.vector.contract import VectorEnv
 from runnel.envs.vector.gym_vector import GymVector, choose_resets
-from runnel.envs.vector.processes import ProcessVector, num_cores
+from runnel.envs.vector.host import num_cores
+from runnel.envs.vector.processes import ProcessVector
 from runnel.envs.vector.serial import SerialVector
 from runnel.envs.vector.source import EnvSource
 
@@ -19,21 +20,37 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
 
-def build_vector(source: EnvSource, num_envs: int, config: VectorConfig, *, seed: int, index0: int = 0) -> VectorEnv:
-    """The vector that `config` describes, after `auto` has been resolved."""
+def build_vector(
+    source: EnvSource, num_envs: int, config: VectorConfig, *, seed: int, index0: int = 0, tasks: bool = False
+) -> VectorEnv:
+    """The vector that `config` describes, after `auto` has been resolved. With `tasks` its episodes play what they are told."""
     config.check()
-    config = choose(source, num_envs, config, cores=num_cores()).config
+    config = choose(source, num_envs, config, cores=num_cores(), plain=tasks).config
+    if tasks and config.backend not in ("serial", "processes"):
+        fix = "only environments that are reset one by one can be told what to play; use serial or processes"
+        raise ConfigError("vector.backend", config.backend, fix)
     if source.kind == "atari":
         from runnel.envs.atari import arcade_vector
 
         _only(source, config, "gymnasium")
-        return arcade_vector(source.name, num_envs, seed=seed, index0=index0, threads=config.threads, kwargs=source.kwargs)
+        threads, own = config.threads, source.channels
+        return arcade_vector(
+            source.name, num_envs, seed=seed, index0=index0, threads=threads, kwargs=source.kwargs, channels=own
+        )
     if source.kind == "envpool":
         from runnel.envs.vector.envpool import PoolVector
 
         _only(source, config, "envpool")
         threads = config.threads or num_cores()
-        return PoolVector(source.name, num_envs, seed=seed, index0=index0, threads=threads, kwargs=source.kwargs)
+        return PoolVector(
+            source.name,
+            num_envs,
+            seed=seed,
+            index0=index0,
+            threads=threads,
+            kwargs=source.kwargs,
+            channels=source.channels,
+        )
     if config.backend == "envpool":
         raise ConfigError("vector.backend", "envpool", f"name EnvPool's own environment: envpool:{source.name}")
     if source.needs_vec:
@@ -53,8 +70,19 @@ def build_vector(source: EnvSource, num_envs: int, config: VectorConfig, *, seed
             restart=restart,
             step_timeout_s=config.step_timeout_s,
             check=source.check,
+            tasks=tasks,
         )
-    return SerialVector(source.make, num_envs, seed=seed, index0=index0, name=source.name, restart=restart, check=source.check)
+    return SerialVector(
+        source.make,
+        num_envs,
+        seed=seed,
+        index0=index0,
+        name=source.name,
+        restart=restart,
+        check=source.check,
+        channels=source.channels,
+        tasks=tasks,
+    )
 
 
 def _only(source: EnvSource, config: VectorConfig, backend: str) -> None:
@@ -73,7 +101,15 @@ def _gymnasium(source: EnvSource, num_envs: int, config: VectorConfig, *, seed: 
         raise ConfigError("vector.frame_stack", config.frame_stack, "serial and processes stack frames; use one of them")
     _check_layout(source, source.make_vec(1))
     resets = choose_resets(source.make_vec, num_envs, name=source.name, index0=index0)
-    return GymVector(resets, seed=seed, index0=index0, name=source.name, has_mask=source.spec.has_mask, check=source.check)
+    return GymVector(
+        resets,
+        seed=seed,
+        index0=index0,
+        name=source.name,
+        has_mask=source.spec.has_mask,
+        check=source.check,
+        channels=source.channels,
+    )
 
 
 def _check_layout(source: EnvSource, vec: gym.vector.VectorEnv) -> None:

@@ -20,8 +20,12 @@ from torch import Tensor
 from runnel.core.records import Batch
 from runnel.core.spaces import EnvSpec
 from runnel.core.state import State, WorkerEvent
+from runnel.core.trajectories import TASK_ID, TASK_PARAMS
 from runnel.envs.spaces import MASK
 
+TASKS_AHEAD = 8
+"""Tasks of a row that are chosen together, for the episodes that begin within one segment."""
+BEGUN = "task/begun"
 MAX_FAILURES = 5
 """An environment that fails in more consecutive episodes than this is not replaced again: the run stops."""
 
@@ -31,12 +35,14 @@ class Episode:
     """A finished episode of environment `env`: the sum of its rewards and its number of steps.
 
     With several agents these are means: `total` over the agents that are trained, `by_policy` over those of each policy.
+    `channels` are the sums of further rewards and of costs, by field (`costs/hazard`).
     """
 
     env: int
     total: float
     length: int
     by_policy: Mapping[str, float] = field(default_factory=dict)
+    channels: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -47,7 +53,13 @@ class StepOut:
     `truncated` (bool) are `[B]`. `final_rows` names the environments whose episode just ended, and `final_obs[key][f]`
     is the last observation of `final_rows[f]`; where there are masks, so is `final_obs["action_mask"]`. Dense vectors
     (`final_rows` None) give `final_obs` `[B, ...]` for every row: the observation that followed the action, before any reset.
-    `active` (bool `[B]`, only with several agents) says which rows decide next: see `envs/team/contract.py`.
+    `active` (bool `[B]`, only with several agents) says which rows decide next: see `envs/team/contract.py`. `channels` are
+    the step's further rewards and costs, by field (`costs/hazard`, float32 `[B]`).
+
+    Of a vector that plays given tasks, `task` says what each row plays (`task/id` `[B]`, `task/params` `[B, d]`). `next_task`
+    says what the next episodes of each row play, one after another and then again (`task/id` `[B, K]`, `task/params`
+    `[B, K, d]`), and how many of them have begun (`task/begun` `[B]`): whoever chooses writes there, between two steps and
+    before `reset`.
     """
 
     obs: Batch
@@ -58,6 +70,9 @@ class StepOut:
     final_rows: list[int] | None
     action_mask: Tensor | None = None
     active: Tensor | None = None
+    channels: Batch = field(default_factory=Batch)
+    task: Batch = field(default_factory=Batch)
+    next_task: Batch = field(default_factory=Batch)
 
 
 Fault = WorkerEvent
@@ -115,14 +130,22 @@ class VectorEnv(Protocol):
     def close(self) -> None: ...
 
 
-def allocate(spec: EnvSpec, num_envs: int, zeros: Callable[..., Tensor] = torch.zeros) -> StepOut:
-    """Output memory of a vector. `zeros` decides where it lies; it is called like `torch.zeros`."""
+def allocate(spec: EnvSpec, num_envs: int, zeros: Callable[..., Tensor] = torch.zeros, *, tasks: bool = False) -> StepOut:
+    """Output memory of a vector, with room for `tasks`. `zeros` decides where it lies; it is called like `torch.zeros`."""
     obs, final = (Batch({k: zeros(num_envs, *x.shape, dtype=x.dtype) for k, x in spec.obs.items()}) for _ in range(2))
     mask = None
     if spec.has_mask:
         mask, final[MASK] = (zeros(num_envs, spec.action.mask_size, dtype=torch.bool).fill_(True) for _ in range(2))
     reward, terminated, truncated = (zeros(num_envs, dtype=x) for x in (torch.float32, torch.bool, torch.bool))
-    return StepOut(obs, reward, terminated, truncated, final, [], mask)
+    channels = Batch({name: zeros(num_envs, dtype=torch.float32) for name in spec.channels.names})
+    task, next_task = Batch(), Batch()
+    if tasks:
+        assert spec.tasks is not None, "an environment without tasks is refused before"
+        for each, size in ((task, (num_envs,)), (next_task, (num_envs, TASKS_AHEAD))):
+            each[TASK_ID] = zeros(*size, dtype=torch.int64)
+            each[TASK_PARAMS] = zeros(*size, spec.tasks.size, dtype=torch.float32)
+        next_task[BEGUN] = zeros(num_envs, dtype=torch.int64)
+    return StepOut(obs, reward, terminated, truncated, final, [], mask, channels=channels, task=task, next_task=next_task)
 
 
 def mark_stack(spec: EnvSpec, num_frames: int) -> EnvSpec:

@@ -8,7 +8,7 @@ import numpy as np
 
 from runnel.core.state import Array
 from runnel.core.worker import progressed
-from runnel.envs.rewind import stateful_part
+from runnel.envs.rewind import reset_to, stateful_part
 from runnel.envs.spaces import Info, Obs
 from runnel.envs.vector.cpu_base import episode_seed
 
@@ -25,15 +25,20 @@ class EnvCopy:
         self.episode = -1
         self.seed = 0
         self.total = 0.0
+        self.channels: dict[str, float] = {}
+        """Sums of the episode by channel; empty before its first step."""
         self.start = 0
         self.failures = 0
+        self.task: Array | None = None
+        """The task of the episode, if it was given one."""
 
-    def next_episode(self, seed: int, clock: int) -> tuple[Obs, Info]:
-        """Reset into the next episode under the run's seed `seed`. `clock` is the vector's step count at its first decision."""
+    def next_episode(self, seed: int, clock: int, task: Array | None = None) -> tuple[Obs, Info]:
+        """Reset into the next episode under the run's seed `seed`, to play `task` `[d]` if one is given. `clock` is the
+        vector's step count at its first decision."""
         self.episode += 1
         self.seed = episode_seed(seed, self.index, self.episode)
-        self.total, self.start = 0.0, clock
-        obs, info = self.env.reset(seed=self.seed)
+        self.total, self.channels, self.start, self.task = 0.0, {}, clock, task
+        obs, info = self.env.reset(seed=self.seed) if task is None else reset_to(self.env, self.seed, task)
         progressed()
         return obs, info
 

@@ -64,19 +64,24 @@ class CpuVector:
         name: str,
         out: StepOut | None = None,
         check: str = "",
+        tasks: bool = False,
     ) -> None:
-        """`check` is the command that explains what is wrong with an environment. `out`: memory to use; None allocates it."""
+        """`check` is the command that explains what is wrong with an environment. `out`: memory to use; None allocates it, with
+        room for `tasks`."""
         self.check = check
         check_memory(spec, num_envs, num_steps=0, num_segments=0)
         self.spec, self.num_envs, self.index0, self.name = spec, num_envs, index0, name
         self._seed, self._clock = seed, 0
         self._ended: list[Episode] = []
         self._faults: list[Fault] = []
-        self.out = out = allocate(spec, num_envs) if out is None else out
+        self.out = out = allocate(spec, num_envs, tasks=tasks) if out is None else out
         self._obs = {k: x.numpy() for k, x in out.obs.items()}
         self._final = {k: x.numpy() for k, x in out.final_obs.items()}
         self._reward, self._terminated, self._truncated = out.reward.numpy(), out.terminated.numpy(), out.truncated.numpy()
+        self._channels = {k: x.numpy() for k, x in out.channels.items()}
         self._mask = None if out.action_mask is None else out.action_mask.numpy()
+        self._task = {k: x.numpy() for k, x in out.task.items()}
+        self._next_task = {k: x.numpy() for k, x in out.next_task.items()}
         self._now = {k: x.numpy() for k, x in out_arrays(out).items()}
         self._num_actions = spec.action.num_actions if spec.action.kind == "discrete" else 0
         self._action_size = num_envs * prod(spec.action.shape)
@@ -126,6 +131,10 @@ class CpuVector:
         faults, self._faults = self._faults, []
         return faults
 
+    def _clear_rewards(self) -> None:
+        for numbers in (self._reward, *self._channels.values()):
+            numbers.fill(0.0)
+
     def _clear_flags(self) -> None:
         self._terminated.fill(False)
         self._truncated.fill(False)
@@ -138,6 +147,8 @@ class CpuVector:
         for key, final in self._final.items():
             final[len(rows)] = self._now[key][row]
         self._reward[row], self._terminated[row], self._truncated[row] = 0.0, False, True
+        for channel in self._channels.values():
+            channel[row] = 0.0
         rows.append(row)
 
     def _save_outputs(self) -> State:
@@ -145,16 +156,32 @@ class CpuVector:
             "seed": self._seed,
             "clock": self._clock,
             "out": {k: x.clone() for k, x in out_arrays(self.out).items()},
-            "ended": [[e.env, e.total, e.length] for e in self._ended],
+            "ended": [[e.env, e.total, e.length, dict(e.channels)] for e in self._ended],
+            **({"tasks": save_tasks(self.out)} if self.out.task else {}),
         }
 
     def _load_outputs(self, state: State) -> None:
         self._seed, self._clock = state["seed"], state["clock"]
-        self._ended = [Episode(int(e), float(r), int(n)) for e, r, n in state["ended"]]
+        self._ended = [  # older checkpoints have no channels
+            Episode(int(e), float(r), int(n), channels=dict(*channels)) for e, r, n, *channels in state["ended"]
+        ]
         for key, x in out_arrays(self.out).items():
             x.copy_(torch.as_tensor(np.asarray(state["out"][key])))
-        self._reward.fill(0.0)
+        load_tasks(self.out, state.get("tasks", {}))
+        self._clear_rewards()
         self._clear_flags()
+
+
+def save_tasks(out: StepOut) -> State:
+    """What each row plays, and what its next episodes are to play."""
+    return {part: {k: x.clone() for k, x in getattr(out, part).items()} for part in ("task", "next_task")}
+
+
+def load_tasks(out: StepOut, state: State) -> None:
+    """Undo `save_tasks`."""
+    for part in state:
+        for key, x in getattr(out, part).items():
+            x.copy_(torch.as_tensor(np.asarray(state[part][key])))
 
 
 def out_arrays(out: StepOut) -> dict[str, Tensor]:

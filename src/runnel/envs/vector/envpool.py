@@ -8,6 +8,7 @@ its state: after a resume all episodes begin anew, which is counted as a fault.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -17,12 +18,13 @@ from torch import Tensor
 from runnel.core.action_codec import flat_mask
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.rng import make_seed
+from runnel.core.spaces import Channels
 from runnel.core.state import Array, Settings, State
 from runnel.envs.fire import NO_FIRE, FireFirst
 from runnel.envs.spaces import MASK, Action, Info, Obs, env_spec
 from runnel.envs.vector.batch import BatchVector, Rows, take
 from runnel.envs.vector.contract import StepOut, mark_stack
-from runnel.envs.wrappers import batch_of_one, first_row
+from runnel.envs.wrappers import batch_of_one, first_row, plain_info
 
 PREFIX = "envpool:"
 Pool = Any
@@ -83,6 +85,7 @@ class PoolVector(BatchVector):
         index0: int = 0,
         threads: int = 0,
         kwargs: Settings | None = None,
+        channels: Channels | None = None,
     ) -> None:
         def make(seed: int) -> Pool:
             return make_pool(target, num_envs, seed=make_seed(seed, "envpool", index0), threads=threads, kwargs=kwargs)
@@ -90,6 +93,7 @@ class PoolVector(BatchVector):
         self._make, pool = make, make(seed)
         space, action_space = spaces_of(pool)
         spec = mark_stack(env_spec(space, action_space), int(pool.config.get("stack_num", 0)))
+        spec = replace(spec, channels=channels or Channels())
         super().__init__(spec, space, num_envs, seed=seed, index0=index0, name=target)
         self._pool, self._fresh = pool, True
         self._fire = fire_first(pool.config, num_envs)
@@ -139,7 +143,7 @@ class PoolVector(BatchVector):
     def _take_in(self, obs: Obs, reward: Array, terminated: Array, truncated: Array, info: Info) -> None:
         if self._fire is not None:
             self._fire.see(info["lives"])
-        rows = self._outcome(reward, terminated, truncated)
+        rows = self._outcome(reward, terminated, truncated, info, info)
         if len(rows):
             self._end(rows, take(obs, rows), info)
             # the step that resets: EnvPool ignores its actions, and it is made for the ended rows alone
@@ -196,7 +200,7 @@ class OnePool(gym.Env):  # type: ignore[misc]
         obs, reward, terminated, truncated, info = self._pool.step(actions)
         if self._fire is not None:
             self._fire.see(info["lives"])
-        return first_row(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+        return first_row(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), plain_info(info)
 
     def close(self) -> None:
         self._pool.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch import Tensor
 from runnel.core.action_codec import flat_mask
 from runnel.core.errors import DataError
 from runnel.core.rng import make_seed
-from runnel.core.spaces import ActionSpec
+from runnel.core.spaces import ActionSpec, Channels
 from runnel.core.state import Array, State
 from runnel.envs.spaces import MASK, Action, Info, Obs, action_spec, env_spec
 from runnel.envs.vector.array_state import ArrayState, check_arrays
@@ -289,13 +290,15 @@ class GymVector(BatchVector):
         has_mask: bool | None = None,
         stack: int = 0,
         check: str = "",
+        channels: Channels | None = None,
     ) -> None:
         """`has_mask` None: find out from the `info` of a reset."""
         vec = self._vec = trusting_vector(resets.vec)
         self._resets, self._new_seed = resets, seed
         has_mask = MASK in resets.begin(seed)[1] if has_mask is None else has_mask
         space = vec.single_observation_space
-        spec = mark_stack(env_spec(space, vec.single_action_space, has_mask=has_mask), stack)
+        spec = env_spec(space, vec.single_action_space, has_mask=has_mask)
+        spec = replace(mark_stack(spec, stack), channels=channels or Channels())
         bounded = not (stack or of_gymnasium(vec))
         super().__init__(spec, space, vec.num_envs, seed=seed, index0=index0, name=name, bounded=bounded, check=check)
 
@@ -324,7 +327,7 @@ class GymVector(BatchVector):
         obs, reward, terminated, truncated, info = self._vec.step(self._env_actions(played))
         self._resets.after_step(played)
         self._check_mask(info)
-        rows = self._outcome(reward, terminated, truncated)
+        rows = self._outcome(reward, terminated, truncated, info, self._resets.last_info(info))
         if len(rows):
             last = self._last_masks(info)
             final, obs, info = self._resets.renew(rows, self._truncated, obs, info)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,14 +12,16 @@ from torch import Tensor
 from runnel.core.action_codec import env_action_rows, final_mask, read_mask
 from runnel.core.checks import reward_number
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.spaces import ActionSpec, EnvSpec
+from runnel.core.spaces import ActionSpec, Channels, EnvSpec, TaskSpace
 from runnel.core.state import Array, State
+from runnel.core.trajectories import TASK_PARAMS
 from runnel.core.user_code import frames, place_of, told
 from runnel.core.worker import progressed
 from runnel.envs.bounds import Bounds, due_rows
+from runnel.envs.channels import ChannelReader
 from runnel.envs.rewind import load_env, save_env, stateful_part
 from runnel.envs.spaces import MASK, Action, Info, Obs, StepResult, env_spec, mask_in_obs, obs_leaves
-from runnel.envs.vector.contract import MAX_FAILURES, Episode, StepOut, mark_stack
+from runnel.envs.vector.contract import BEGUN, MAX_FAILURES, TASKS_AHEAD, Episode, StepOut, mark_stack
 from runnel.envs.vector.copies import EnvCopy, side_by_side
 from runnel.envs.vector.cpu_base import CpuVector, explained_by, obs_writer, of_gymnasium, trusting
 
@@ -37,6 +40,7 @@ def look_at(env: gym.Env, name: str, check: str = "") -> EnvSpec:
     from runnel.envs.wrappers import stacked_frames
 
     _check_spaces(env, name)
+    tasks = task_space_of(env, name)
     reset = type(getattr(env, "unwrapped", env)).reset
     try:
         first = env.reset(seed=0)
@@ -49,11 +53,25 @@ def look_at(env: gym.Env, name: str, check: str = "") -> EnvSpec:
         raise DataError(text + explained_by(check, reset))
     progressed()
     try:
-        spec = env_spec(env.observation_space, env.action_space, has_mask=MASK in first[1])
+        spec = replace(env_spec(env.observation_space, env.action_space, has_mask=MASK in first[1]), tasks=tasks)
     except ConfigError as error:
         place = place_of(type(getattr(env, "unwrapped", env)))
         raise ConfigError("env", name, error.fix + (f"; see {place}" if place else "")) from error
     return mark_stack(spec, stacked_frames(env))
+
+
+def task_space_of(env: gym.Env, name: str) -> TaskSpace | None:
+    """The space of the tasks that `reset(options={"task": ...})` takes, as the environment declares it (`task_space`)."""
+    from gymnasium import spaces
+
+    space = getattr(env.unwrapped, "task_space", None)
+    if space is None:
+        return None
+    bounded = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.is_bounded()
+    if not bounded:
+        fix = "use a gymnasium.spaces.Box of one dimension with finite bounds"
+        raise DataError(f"environment {name!r}: its task_space is {space}; {fix}")
+    return TaskSpace(tuple(space.low.tolist()), tuple(space.high.tolist()))
 
 
 def _check_spaces(env: gym.Env, name: str) -> None:
@@ -78,6 +96,7 @@ class SerialVector(CpuVector):
     `index0` is the global number of the first one: seeds and episode records carry global numbers. With `restart`, an
     environment that raises is replaced, its episode truncated, and the fault counted. `out` is memory to write into (None:
     its own). `watcher(row)` is called before each step of an environment, so that another process can see which one is stepped.
+    With `tasks`, each episode plays what `out.next_task` says when it begins.
     """
 
     def __init__(
@@ -91,14 +110,16 @@ class SerialVector(CpuVector):
         restart: bool = False,
         out: StepOut | None = None,
         check: str = "",
+        channels: Channels | None = None,
         watcher: Callable[[int], None] | None = None,
+        tasks: bool = False,
     ) -> None:
         from runnel.envs.wrappers import FrameStack
 
         env = make()
         self.name = name or (env.spec.id if env.spec is not None else type(env.unwrapped).__name__)
-        spec = look_at(env, self.name, check)
-        super().__init__(spec, num_envs, seed=seed, index0=index0, name=self.name, out=out, check=check)
+        spec = replace(look_at(env, self.name, check), channels=channels or Channels())
+        super().__init__(spec, num_envs, seed=seed, index0=index0, name=self.name, out=out, check=check, tasks=tasks)
         self._make, self._restart = make, restart
         self._stack = env if isinstance(env, FrameStack) else None
         envs = [env, *(_made(make) for _ in range(num_envs - 1))]
@@ -114,6 +135,7 @@ class SerialVector(CpuVector):
         self._bounds = Bounds([] if known else self._leaves)
         self._bounded = bool(self._bounds)
         self._bind_writers()
+        self._read_channels = ChannelReader(spec.channels)
         self._watcher = watcher
         self._steps = [self._stepper(row) for row in range(num_envs)]
         self._replayed = any(copy.stateful is None for copy in self._copies)
@@ -171,7 +193,7 @@ class SerialVector(CpuVector):
             except (Exception, SystemExit) as error:
                 raise self._failure(copy, error) from error
         self._check_bounds(slice(None))
-        self._reward.fill(0.0)
+        self._clear_rewards()
         self._clear_flags()
 
     def _check_bounds(self, rows: slice) -> None:
@@ -197,7 +219,7 @@ class SerialVector(CpuVector):
         """Step the environments from row `start` on. Returns the row after the last one that was stepped or failed."""
         # local names: this loop runs for every environment step, and an attribute costs a lookup each time
         reward_out, write, mask, copies, steps = self._reward, self._write, self._mask, self._copies, self._steps
-        first, row = self._clock == 1, start
+        first, row, channels = self._clock == 1, start, self._channels
         try:
             for row in range(start, len(copies)):
                 copy = copies[row]
@@ -207,6 +229,8 @@ class SerialVector(CpuVector):
                     reward = reward_number(reward)
                 reward_out[row] = reward
                 copy.total += reward
+                if channels:
+                    self._write_channels(row, copy, info)
                 if terminated or truncated:
                     self._check(info)
                     self._end(row, copy, (obs, info), (terminated, truncated))
@@ -223,6 +247,11 @@ class SerialVector(CpuVector):
             self._replace(row, error)
         return row + 1
 
+    def _write_channels(self, row: int, copy: EnvCopy, info: Info) -> None:
+        for name, number in self._read_channels.of_step(info).items():
+            self._channels[name][row] = number
+            copy.channels[name] = copy.channels.get(name, 0.0) + number
+
     def _remember(self, actions: Array) -> None:
         """Keep the actions for replays, back to the first step of the oldest open episode."""
         self._history.append(actions.copy())
@@ -233,11 +262,22 @@ class SerialVector(CpuVector):
 
     def _begin(self, row: int, copy: EnvCopy) -> None:
         """Begin the next episode of `copy`, in `row`."""
-        obs, info = copy.next_episode(self._seed, self._clock)
+        obs, info = copy.next_episode(self._seed, self._clock, self._next_params(row))
         self._check(info)
         self._write_first(row, obs)
         if self._mask is not None:
             self._write_mask(row, obs, info)
+
+    def _next_params(self, row: int) -> Array | None:
+        """The task of the next episode of `row`, which is the task of the row from now on; None where none are given."""
+        if not self._task:
+            return None
+        begun = self._next_task[BEGUN]
+        for key, now in self._task.items():
+            now[row] = self._next_task[key][row, begun[row] % TASKS_AHEAD]
+        begun[row] += 1
+        params: Array = self._task[TASK_PARAMS][row].copy()
+        return params
 
     def _check(self, info: Info) -> None:
         """Refuse a mask where the first reset had none. Called at the first step and at both ends of every episode."""
@@ -261,7 +301,7 @@ class SerialVector(CpuVector):
             raise DataError(found[1])
         rows.append(row)
         copy.failures = 0
-        self._ended.append(Episode(copy.index, copy.total, self._clock - copy.start))
+        self._ended.append(Episode(copy.index, copy.total, self._clock - copy.start, channels=copy.channels))
 
     def _replace(self, row: int, error: BaseException) -> None:
         """Replace the environment of `row`. Its episode is truncated at the last good observation and gives no `Episode`."""
@@ -293,7 +333,10 @@ class SerialVector(CpuVector):
         return {**self._save_outputs(), "envs": [self._save(row, copy) for row, copy in enumerate(self._copies)]}
 
     def _save(self, row: int, copy: EnvCopy) -> State:
-        counters = {"episode": copy.episode, "seed": copy.seed, "total": copy.total, "start": copy.start}
+        counters: State = {"episode": copy.episode, "seed": copy.seed, "total": copy.total, "start": copy.start}
+        counters["channels"] = dict(copy.channels)
+        if copy.task is not None:
+            counters["task"] = copy.task
         length = self._clock - copy.start
         actions = [a[row] for a in self._history[len(self._history) - length :]] if length else []
         return {**counters, "env": save_env(copy.stateful, actions)}
@@ -303,7 +346,8 @@ class SerialVector(CpuVector):
         played = []
         for row, (copy, saved) in enumerate(zip(self._copies, state["envs"], strict=True)):
             copy.episode, copy.seed, copy.total = saved["episode"], saved["seed"], saved["total"]
-            copy.start = saved["start"]
+            copy.start, copy.channels = saved["start"], dict(saved.get("channels", {}))  # older checkpoints have none
+            copy.task = np.asarray(saved["task"], dtype=np.float32) if "task" in saved else None
             raw = np.asarray(saved["env"].get("actions", []))
             obs = load_env(
                 copy.env,
@@ -312,6 +356,7 @@ class SerialVector(CpuVector):
                 seed=copy.seed,
                 length=self._clock - copy.start,
                 where=f"{self.name!r} (index {copy.index})",
+                task=copy.task,
             )
             played.append(raw)
             if obs is not None:

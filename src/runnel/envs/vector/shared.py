@@ -36,8 +36,12 @@ def shared_zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def slice_out(out: StepOut, rows: slice) -> StepOut:
     """Views of some rows of `out`."""
     mask = None if out.action_mask is None else out.action_mask[rows]
-    obs, final = (Batch({k: x[rows] for k, x in part.items()}) for part in (out.obs, out.final_obs))
-    return StepOut(obs, out.reward[rows], out.terminated[rows], out.truncated[rows], final, [], mask)
+    parts = (out.obs, out.final_obs, out.channels)
+    obs, final, channels = (Batch({k: x[rows] for k, x in part.items()}) for part in parts)
+    active = None if out.active is None else out.active[rows]
+    task, following = (Batch({k: x[rows] for k, x in part.items()}) for part in (out.task, out.next_task))
+    reward, terminated, truncated = out.reward[rows], out.terminated[rows], out.truncated[rows]
+    return StepOut(obs, reward, terminated, truncated, final, [], mask, active, channels, task, following)
 
 
 def send_message(fd: int, value: object) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from runnel.core.spaces import EnvSpec
+from runnel.core.spaces import Channels, EnvSpec
 from runnel.core.state import Settings
 from runnel.envs.vector.gym_vector import MakeVec
 
@@ -32,6 +32,8 @@ class EnvSource:
     """Whether `make_vec` is the only way (a user's vector class)."""
     family: str = ""
     """The package that it comes from (`gymnasium.envs.mujoco`); empty: a user's own."""
+    channels: Channels = field(default_factory=Channels)
+    """What its steps are to have beside their reward."""
     check: str = ""
     """The command that explains what is wrong with it, for messages."""
 

@@ -1,4 +1,4 @@
-"""One child process of a `ProcessVector`: a `SerialVector` over some of its rows, in shared memory.
+"""One child process of a vector: a vector of some of its environments, which steps them in shared memory.
 
 It is forked, so it takes any factory and starts in milliseconds. It never uses a device, has one thread, and dies with its
 parent.
@@ -13,51 +13,50 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from runnel.core import user_code
 from runnel.core.errors import RunnelError
 from runnel.core.process import ChildProcess, fork
-from runnel.core.state import Array, State
-from runnel.envs.vector.serial import SerialVector
-from runnel.envs.vector.shared import read_message, send_message, shared_zeros
+from runnel.core.state import Array, Plain, State
+from runnel.envs.vector.shared import read_message, send_message
 
-STEP, TELL, DONE, FAULTS, ERROR = b"s", b"t", b"d", b"f", b"e"
+STEP, TELL, DONE, TOLD, ERROR = b"s", b"t", b"d", b"f", b"e"
 _OURS: set[int] = set()
 """This process's ends of the pipes to all its workers. A child closes its copies: a pipe ends when its last holder closes
 it."""
 
 
-class StepReport:
-    """What workers report of a step beside its `StepOut`, in memory that they share with their parent."""
+class Hosted(Protocol):
+    """A vector that a worker can step."""
 
-    def __init__(self, num_envs: int, num_workers: int) -> None:
-        def array(size: int, dtype: torch.dtype = torch.int64) -> Array:
-            return shared_zeros(size, dtype=dtype).numpy()
+    def reset(self, seed: int | None = None) -> object: ...
 
-        self.at_row = array(num_workers)
-        """The row that each worker is stepping, -1 between steps."""
-        self.num_final = array(num_workers)
-        """How many episodes of each worker ended in the step."""
-        self.final_rows = array(num_envs)
-        """From the first row of a worker on, those of its rows whose episodes ended (counted in the whole vector)."""
-        self.totals, self.lengths = array(num_envs, torch.float64), array(num_envs)
-        """Returns and lengths of those episodes, in the same places. A length of -1: the episode is not counted."""
+    def begin_at(self, episodes: list[int], *, seed: int, clock: int) -> None:
+        """Start each environment at its given episode number, at step count `clock` of the vector."""
+        ...
+
+    def snapshot(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass
 class Job:
-    """The work of worker `number`: its rows, and the memory for them."""
+    """The work of worker `number`: its environments, by their places in the whole vector."""
 
     number: int
-    rows: slice
-    index0: int
-    make: Callable[..., SerialVector]
-    """Makes the environments of `rows`; takes their `watcher`."""
-    actions: Tensor
-    report: StepReport
+    envs: slice
+    make: Callable[..., Hosted]
+    """Makes the vector of `envs`; takes a `watcher`, which is called with the place of an environment before its step."""
+    step: Callable[[Any], Plain]
+    """One step of that vector. What it returns is told to the parent; nothing is told for None or an empty list."""
+    at_env: Array
+    """By worker, in shared memory: the environment that it is stepping, -1 between steps."""
     spin_s: float
 
 
@@ -122,16 +121,16 @@ def _serve(job: Job, orders: int, answers: int) -> None:
         try:
             if order == STEP:
                 assert vector is not None
-                _step(vector, job)
-                faults = vector.faults()
-                os.write(answers, FAULTS if faults else DONE)
-                if faults:
-                    send_message(answers, faults)
+                told = job.step(vector)
+                job.at_env[job.number] = -1
+                os.write(answers, TOLD if told else DONE)
+                if told:
+                    send_message(answers, told)
                 continue
-            told = read_message(orders)
+            asked = read_message(orders)
             if vector is None:
-                vector = job.make(watcher=lambda row: job.report.at_row.__setitem__(job.number, job.rows.start + row))
-            reply = _obey(vector, told)
+                vector = job.make(watcher=lambda env: job.at_env.__setitem__(job.number, job.envs.start + env))
+            reply = _obey(vector, asked)
             os.write(answers, DONE)
             send_message(answers, reply)
         except Exception as error:
@@ -143,7 +142,7 @@ def _serve(job: Job, orders: int, answers: int) -> None:
         vector.close()
 
 
-def _obey(vector: SerialVector, told: State) -> State | None:
+def _obey(vector: Hosted, told: State) -> State | None:
     match told["op"]:
         case "reset":
             vector.reset(told["seed"])
@@ -154,17 +153,3 @@ def _obey(vector: SerialVector, told: State) -> State | None:
         case "restore":
             vector.restore(told["state"])
     return None
-
-
-def _step(vector: SerialVector, job: Job) -> None:
-    vector.step(job.actions)
-    rows, report, first = vector.out.final_rows, job.report, job.rows.start
-    assert rows is not None
-    report.num_final[job.number] = len(rows)
-    if rows:
-        ended = {e.env: e for e in vector.episodes()}
-        for at, row in enumerate(rows, start=first):
-            report.final_rows[at] = first + row
-            e = ended.get(job.index0 + first + row)
-            report.totals[at], report.lengths[at] = (e.total, e.length) if e is not None else (0.0, -1)
-    report.at_row[job.number] = -1

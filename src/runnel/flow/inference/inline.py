@@ -69,6 +69,9 @@ class InlineClient:
             self._loaded, self.version = found, found.version
         return self.version >= 0 if version < 0 else self.version == version
 
+    def constants(self, version: int = -1) -> Mapping[str, Tensor] | None:
+        return self._subscriber.constants(version)
+
     def newest(self) -> int:
         """Newest published version, loaded here or not; -1 before the first."""
         return self._subscriber.newest()

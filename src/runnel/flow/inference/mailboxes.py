@@ -7,12 +7,13 @@ without requests waits for clients to submit.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from runnel.core.clock import Clock, WallClock
 from runnel.core.contracts.inference import Reply, Request, RowPolicy
@@ -172,6 +173,9 @@ class Asker:
         found = self._subscriber.newest()
         self.version = max(self.version, found)
         return found >= max(version, 0)
+
+    def constants(self, version: int = -1) -> Mapping[str, Tensor] | None:
+        return self._subscriber.constants(version)
 
     def events(self) -> list[WorkerEvent]:
         """None here: the policy worker emits them."""

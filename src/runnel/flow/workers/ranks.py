@@ -24,6 +24,7 @@ from runnel.core.contracts.learning import HasRng, HasWeightCheck, Learner, Shar
 from runnel.core.contracts.params import SharedPublisher
 from runnel.core.contracts.samples import RankReader, SharedReader
 from runnel.core.errors import RankError
+from runnel.core.records import Batch, SegmentView
 from runnel.core.sharding.batch_split import share_of
 from runnel.core.sharding.param_shards import ParamShard, rows_of_rank
 from runnel.core.state import Metrics, State
@@ -31,8 +32,9 @@ from runnel.core.weight_check import pack
 from runnel.core.worker import StageTimer, Worker
 from runnel.flow.collective import TorchCollective
 from runnel.flow.params import checksum
+from runnel.flow.workers.settings import SettingChanges
 from runnel.flow.workers.stragglers import Stragglers
-from runnel.flow.workers.trainer import Budget, Phase, Taken, TrainerWorker, check_finite, count_steps, phase_at
+from runnel.flow.workers.trainer import Budget, Phase, Taken, TrainerWorker, check_finite, count_steps, phase_at, seen
 
 COMPARE_EVERY = 100
 """Number of updates between two comparisons of the ranks' parameters. They are also compared at each power of 2."""
@@ -171,6 +173,7 @@ class LeadingTrainer(TrainerWorker):
         mine = {name: share_of(group, 0, self.ranks.num) for name, group in segments.items()}
         self.ranks.begin(self.learner, self.version)
         update = super()._train(mine)
+        self._batch = Batch()  # it is of this rank alone
         self.ranks.answer(self.readers, mine, update)
         if isinstance(self.learner, Sharded):
             with self.timer.stage("publish"):
@@ -197,12 +200,12 @@ class LeadingTrainer(TrainerWorker):
         if not isinstance(self.learner, Sharded):
             super()._check()
 
-    def _publish(self) -> None:
+    def _publish_params(self) -> None:
         """Publish the version. Of a sharded learner the ranks have written it already, so it is only committed."""
         if isinstance(self.learner, Sharded):
             self.publisher.commit(self.version)
         else:
-            super()._publish()
+            super()._publish_params()
 
     def _times(self) -> dict[str, Any]:
         return {"time": {"ranks": self._seconds}}
@@ -230,9 +233,13 @@ class FollowingTrainer(Worker):
         phases: Sequence[Phase],
         budget: Budget,
         token_streams: Sequence[str] = (),
+        view: SegmentView | None = None,
         leads: bool = True,
+        live: Mapping[str, type] | None = None,
     ) -> None:
         super().__init__(name, clock)
+        self.changes = SettingChanges(learner, live or {})
+        self._view = view
         self.leads = leads
         """Whether its trainer makes the versions of the run."""
         self.learner, self.readers, self.phases, self.budget = learner, readers, phases, budget
@@ -242,15 +249,26 @@ class FollowingTrainer(Worker):
         self.ranks = Ranks(collective, self.timer, self.leader)
         self.version = self.steps = self.tokens = 0
 
+    @property
+    def trainer(self) -> str:
+        """The name of the trainer that it is a rank of."""
+        return self.leader
+
+    @property
+    def next_version(self) -> int:
+        """The first version whose update can use a changed setting."""
+        return self.version
+
     def poll(self) -> int:
         mine = self._given()
         if not mine:
             return 0
+        self.changes.apply(self.version)  # rank 0 tells of them
         self.ranks.collective.address = self.readers[next(iter(mine))].meeting()
         progress = self.budget.progress(steps=self.steps, updates=self.version, tokens=self.tokens)
         self.ranks.begin(self.learner, self.version)
         with self.timer.stage("prepare"):
-            batch = self.learner.prepare(mine, progress=progress)
+            batch = self.learner.prepare(seen(mine, self._view), progress=progress)
         with self.timer.stage("update"):
             update = self.learner.update(batch)
         self.ranks.answer(self.readers, mine, update)

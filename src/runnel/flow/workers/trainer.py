@@ -17,12 +17,14 @@ from runnel.core.clock import Clock
 from runnel.core.contracts.learning import HasReference, HasWeightCheck, Learner, LoadsParams, TakesParts, Update
 from runnel.core.contracts.params import ParamPublisher
 from runnel.core.contracts.samples import SharedReader
-from runnel.core.errors import DataError, NonFiniteError
-from runnel.core.records import Segment
+from runnel.core.contracts.tasks import Curriculum
+from runnel.core.errors import CheckpointError, DataError, NonFiniteError
+from runnel.core.records import Batch, Segment, SegmentView
 from runnel.core.state import State
 from runnel.core.weight_check import pack
 from runnel.core.worker import Worker
 from runnel.flow.params import ChannelSubscriber
+from runnel.flow.workers.settings import SettingChanges
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ def phase_at(phases: Sequence[Phase], version: int) -> Phase:
     return next(p for p in phases if p.until is None or version < p.until)
 
 
+def seen(segments: Taken, view: SegmentView | None) -> Taken:
+    """The segments as their learner sees them."""
+    return segments if view is None else {name: [view(s) for s in group] for name, group in segments.items()}
+
+
 def count_steps(segments: Taken, token_streams: Collection[str]) -> tuple[int, int]:
     """Environment steps and tokens in a batch."""
     num = {name: sum(s.header.num_steps for s in group) for name, group in segments.items()}
@@ -65,12 +72,14 @@ def count_steps(segments: Taken, token_streams: Collection[str]) -> tuple[int, i
 
 class TrainerWorker(Worker):
     """Consumes segments of its readers and parameters of other trainers (`loads`), produces parameter versions and frozen
-    copies (`frozen`: a publisher for each).
+    copies (`frozen`: a publisher for each). A `curriculum` sees every batch; its history is published (`tasks`) beside each
+    version.
 
     The trainer that `leads` makes the versions of the run; the others train beside it.
 
     One poll is one update, so no update is in progress between two polls. A learner that takes parts (`TakesParts`) has them
-    one by one, in the order of the stream; a poll is then one segment. A checkpoint between two polls says which segments of an
+    one by one, in the order of the stream; a poll is then one segment. Settings of the learner change between two batches
+    (`changes`). A checkpoint between two polls says which segments of an
     unfinished batch the learner has had; after a restore it gets these again, before anything else.
 
     The trainer waits for segments from the actors or from a transform.
@@ -89,19 +98,28 @@ class TrainerWorker(Worker):
         phases: Sequence[Phase],
         budget: Budget,
         token_streams: Sequence[str] = (),
+        view: SegmentView | None = None,
         frozen: Mapping[str, ParamPublisher] | None = None,
         loads: Mapping[str, ChannelSubscriber] | None = None,
+        curriculum: Curriculum | None = None,
+        tasks: ParamPublisher | None = None,
         leads: bool = True,
+        live: Mapping[str, type] | None = None,
     ) -> None:
         super().__init__(name, clock)
+        self.curriculum, self._tasks = curriculum, tasks
         self.leads, self._loads = leads, dict(loads or {})
+        self.changes = SettingChanges(learner, live or {})
         self.learner, self.readers, self.publisher = learner, readers, publisher
         self._frozen, self._fixed = dict(frozen or {}), dict[str, int]()
         self.phases, self.budget, self._token_streams = phases, budget, token_streams
+        self._view = view
         self.version = 0
         self.steps = 0
         self.tokens = 0
         self._waiting = ""
+        self._batch = Batch()
+        """What the learner made of all segments of the batch in progress."""
         self._parts: list[tuple[str, Segment]] = []
         """What the learner has had of the batch in progress: stream and segment. Only of a learner that takes parts."""
         self._parts_again: list[tuple[str, int]] = []
@@ -117,6 +135,16 @@ class TrainerWorker(Worker):
     def channel(self) -> str:
         """The name of the parameter channel that it publishes."""
         return self.publisher.name
+
+    @property
+    def trainer(self) -> str:
+        """The name of the trainer that it is a rank of."""
+        return self.name
+
+    @property
+    def next_version(self) -> int:
+        """The first version whose update can use a changed setting: not one of which parts were trained on already."""
+        return self.version + bool(self._parts)
 
     @property
     def finished(self) -> bool:
@@ -138,6 +166,8 @@ class TrainerWorker(Worker):
     def _take_parts_again(self) -> None:
         """Give the learner the segments of an unfinished batch that a checkpoint names."""
         again, self._parts_again = self._parts_again, []
+        if again:
+            self._change_settings()
         if again and isinstance(self.learner, TakesParts):  # what it had loaded of other trainers is in its own state
             held = {(name, s.header.sample_id): s for name, reader in self.readers.items() for s in reader.taken()}
             for name, sample_id in again:
@@ -158,8 +188,10 @@ class TrainerWorker(Worker):
         if missing := self._load():
             self._waiting = f"the first parameters of channel {missing!r}"
             return 0
+        self._change_settings()
         segments = self._take(wanted)
         lags = self._lags(segments)
+        self._batch = Batch()
         self._update(segments, self._train(segments), lags)
         return 1
 
@@ -174,6 +206,8 @@ class TrainerWorker(Worker):
         if not self._parts and (missing := self._load()):
             self._waiting = f"the first parameters of channel {missing!r}"
             return 0
+        if not self._parts:
+            self._change_settings()
         (segment,) = self.readers[name].take(1)
         self._add_part(learner, name, segment)
         if len(self._parts) < sum(wanted.values()):
@@ -190,6 +224,11 @@ class TrainerWorker(Worker):
         self._parts.append((name, segment))
         with self.timer.stage("update"):
             learner.add_part({name: [segment]}, progress=self.progress)
+
+    def _change_settings(self) -> None:
+        if self.changes.waiting:
+            for event in self.changes.apply(self.version):
+                self.emit(event)
 
     def _lags(self, segments: Taken) -> list[int]:
         """How many versions each segment is behind the learner; demonstrations are not."""
@@ -213,13 +252,16 @@ class TrainerWorker(Worker):
 
     def _train(self, segments: Taken) -> Update:
         with self.timer.stage("prepare"):
-            batch = self.learner.prepare(segments, progress=self.progress)
+            batch = self.learner.prepare(seen(segments, self._view), progress=self.progress)
+        self._batch = batch
         with self.timer.stage("update"):
             return self.learner.update(batch)
 
     def _update(self, segments: Taken, update: Update, lags: Sequence[int]) -> None:
         """The learner has taken its step: publish, release, and tell."""
         self._look_at(update)
+        seen = {} if self.curriculum is None else self.curriculum.see(segments, self._batch)
+        self._batch = Batch()
         self.version += 1
         steps, tokens = count_steps(segments, self._token_streams)
         self.steps, self.tokens = self.steps + steps, self.tokens + tokens
@@ -232,7 +274,7 @@ class TrainerWorker(Worker):
         for reader in self.readers.values():
             reader.advance(self.version)
         lag = {"staleness/mean": sum(lags) / len(lags), "staleness/max": float(max(lags))}
-        own = update.metrics  # a learner that knows the version of each token has more exact values
+        own = update.metrics | seen  # a learner that knows the version of each token has more exact values
         metrics = own | {name: value for name, value in lag.items() if name not in own}
         self.emit(
             {
@@ -265,13 +307,18 @@ class TrainerWorker(Worker):
         check_finite(self.learner.params(), self.version)
 
     def _publish(self) -> None:
-        """Publish the frozen copies that have changed, then the new version."""
-        # In this order, so that a worker that loads the version finds the frozen copies that belong to it.
+        """Publish the frozen copies that have changed and the history of tasks, then the new version."""
+        # In this order, so that a worker that loads the version finds what belongs to it.
         if self._frozen and isinstance(self.learner, HasReference):
             for name, copy in self.learner.frozen().items():
                 if self._fixed.get(name) != copy.version:
                     self._frozen[name].publish(copy.version, copy.params)
                     self._fixed[name] = copy.version
+        if self.curriculum is not None and self._tasks is not None:
+            self._tasks.publish(self.version, self.curriculum.history())
+        self._publish_params()
+
+    def _publish_params(self) -> None:
         params = self.learner.params()
         if isinstance(self.learner, HasWeightCheck):
             params = {**params, **pack(self.learner.weight_check())}
@@ -283,11 +330,17 @@ class TrainerWorker(Worker):
     def snapshot(self) -> State:
         counts = {"version": self.version, "steps": self.steps, "tokens": self.tokens}
         parts = [[name, segment.header.sample_id] for name, segment in self._parts]
-        return {"learner": self.learner.state_dict(), **counts, **({"parts": parts} if parts else {})}
+        state = {"learner": self.learner.state_dict(), **counts, **({"parts": parts} if parts else {})}
+        return state if self.curriculum is None else state | {"curriculum": self.curriculum.snapshot()}
 
     def restore(self, state: State) -> None:
         self.learner.load_state_dict(state["learner"])
         self.version, self.steps, self.tokens = state["version"], state["steps"], state["tokens"]
+        if self.curriculum is not None:
+            if "curriculum" not in state:
+                fix = "finish the run with that release, or start a new one from it with --init-from"
+                raise CheckpointError(f"a release made it in which every actor kept a history of tasks of its own; {fix}")
+            self.curriculum.restore(state["curriculum"])
         self._parts, self._parts_again = [], [(name, sample_id) for name, sample_id in state.get("parts", [])]
 
 

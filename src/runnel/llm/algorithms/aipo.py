@@ -10,7 +10,7 @@ from torch import Tensor
 from runnel.core.bounds import bounded
 from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
-from runnel.core.resuming import OnResume, may_change
+from runnel.core.resuming import OnResume, live
 from runnel.llm.algorithms.base import CLIP_METRICS, Part, PolicyAlgorithm, PolicyConfig
 from runnel.losses.base import Loss
 from runnel.losses.token import truncated_loss
@@ -21,7 +21,7 @@ from runnel.ops.credit import leave_one_out
 class AIPOConfig(PolicyConfig):
     """Asynchronous importance weighted policy optimisation."""
 
-    on_resume: ClassVar[OnResume] = may_change("max_ratio")
+    on_resume: ClassVar[OnResume] = live("max_ratio")
 
     max_ratio: float = bounded(4.0, at_least=1, note="below 1 it would cut fresh tokens too")
     """Importance weights are cut here; 2 to 10 is usual."""

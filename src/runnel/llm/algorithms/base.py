@@ -3,15 +3,16 @@
 An annotation says for every token of which kind it is (`component`), how much it counts (`weight`) and in which direction it is
 pushed (`advantage`). The learner sums the components and never learns an algorithm's name.
 
-`PolicyAlgorithm` is what policy algorithms share: the row's reward, credit spread over its tokens, and the optional KL and
-entropy components. An algorithm overrides `credit` (how good was a row), `loss` (of the tokens), and perhaps `aggregation`.
+`PolicyAlgorithm` is what policy algorithms share: the trajectory's reward, credit spread over the tokens of its rows, and the
+optional KL and entropy components. An algorithm overrides `credit` (how good was a trajectory), `loss` (of the tokens), and
+perhaps `aggregation`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,8 +21,8 @@ from runnel.core.bounds import bounded, check_bounds
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
-from runnel.core.resuming import NEXT_UPDATE, OnResume, may_change
-from runnel.llm.learning.batches import NONE, PAIR, POLICY, SCORE, SFT, MicroBatch
+from runnel.core.resuming import NEXT_UPDATE, OnResume, live, may_change
+from runnel.llm.learning.batches import NONE, PAIR, POLICY, SCORE, SFT, MicroBatch, token_owner
 from runnel.losses.base import Loss
 from runnel.losses.token import entropy_loss, kl_loss, policy_loss
 from runnel.ops.credit import group_spread, row_index, row_sum
@@ -29,7 +30,7 @@ from runnel.ops.credit import group_spread, row_index, row_sum
 __all__ = ["NONE", "PAIR", "POLICY", "SCORE", "SFT", "Aggregation", "Algorithm", "Component", "Part"]
 
 Aggregation = Literal["token", "sequence", "sum", "constant"]
-"""How tokens make a batch's mean: over all tokens; over the means of rows; over the sums of rows; over rows times a
+"""How tokens make a batch's mean: over all tokens; over the means of trajectories; over their sums; over trajectories times a
 constant."""
 
 
@@ -99,42 +100,54 @@ class Algorithm(Protocol):
         """Joined rows (`batches.join_rows`, with the fields that it needs) with annotations.
 
         Per token `[N]`: `tokens`, `component`, `weight`, `advantage`, and what the components read. Per row `[R]`:
-        `row_length`, `unit` (rows of one unit stay together), `denominator/<component>` (the row's share of it).
+        `row_length`, `row_owner`, `unit` (rows of one unit stay together), `denominator/<component>` (the row's share of it).
         `stats/<name>`: scalars to show; NaN where nothing was measured.
         """
         ...
 
 
-def aggregate(mask: Tensor, row_length: Tensor, how: Aggregation, *, constant: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Weights of tokens and shares of rows in the denominator. `[N], [R] -> [N], [R]`
+@runtime_checkable
+class HasConfig(Protocol):
+    """An algorithm that reads its settings from a config at every batch, so that the live ones may change between two."""
 
-    >>> mask = torch.tensor([False, True, True, False, True])
-    >>> [x.tolist() for x in aggregate(mask, torch.tensor([3, 2]), "sequence")]
+    config: Any
+
+
+def aggregate(
+    mask: Tensor, row_length: Tensor, row_owner: Tensor, how: Aggregation, *, constant: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Weights of tokens and shares of rows in the denominator. `[N], [R], [R] -> [N], [R]`
+
+    A trajectory counts once, however many rows it has: each has the share of its trained tokens.
+
+    >>> mask, length = torch.tensor([False, True, True, False, True]), torch.tensor([3, 2])
+    >>> [x.tolist() for x in aggregate(mask, length, torch.tensor([0, 1]), "sequence")]
     [[0.0, 0.5, 0.5, 0.0, 1.0], [1.0, 1.0]]
-    >>> [x.tolist() for x in aggregate(mask, torch.tensor([3, 2]), "token")]
+    >>> [x.tolist() for x in aggregate(mask[:4], torch.tensor([2, 2]), torch.tensor([0, 0]), "sequence")]
+    [[0.0, 0.5, 0.5, 0.0], [0.5, 0.5]]
+    >>> [x.tolist() for x in aggregate(mask, length, torch.tensor([0, 1]), "token")]
     [[0.0, 1.0, 1.0, 0.0, 1.0], [2.0, 1.0]]
     """
     row, weight = row_index(row_length), mask.float()
     count = row_sum(weight, row, len(row_length))
     if how == "token":
         return weight, count
+    whole = row_sum(count, row_owner, len(row_length)).clamp(min=1.0)[row_owner]
     if how == "sequence":
-        weight = weight / count.clamp(min=1.0)[row]
-    trained = (count > 0).float()
-    return weight, trained * (constant if how == "constant" else 1.0)
+        weight = weight / whole[row]
+    return weight, count / whole * (constant if how == "constant" else 1.0)
 
 
-def row_reward(rows: Mapping[str, Tensor], channel: str) -> Tensor:
-    """The reward of each row in one channel, summed where it is given by token; NaN where it does not apply. `[R]`"""
+def trajectory_reward(rows: Mapping[str, Tensor], channel: str) -> Tensor:
+    """The reward of each trajectory in one channel; NaN where it does not apply. `[B]`"""
     if f"rewards/{channel}" not in rows:
         raise DataError(f"segments have no reward channel {channel!r}; name it in the stream, or leave it out of channels")
-    found, length = rows[f"rewards/{channel}"], rows["row_length"]
-    return found if len(found) == len(length) else row_sum(found, row_index(length), len(length))
+    return rows[f"rewards/{channel}"]
 
 
 def sum_channels(rows: Mapping[str, Tensor], channels: Mapping[str, float]) -> Tensor:
-    """`sum_c weight_c * rewards/c`, over the channels that apply to a row. `[R]`"""
-    return torch.stack([weight * row_reward(rows, c).nan_to_num(0.0) for c, weight in channels.items()]).sum(dim=0)
+    """`sum_c weight_c * rewards/c`, over the channels that apply to a trajectory. `[B]`"""
+    return torch.stack([weight * trajectory_reward(rows, c).nan_to_num(0.0) for c, weight in channels.items()]).sum(dim=0)
 
 
 CLIP_METRICS: tuple[str, ...] = ("clip_fraction", "approx_kl")
@@ -146,9 +159,15 @@ OPTIONAL = ("logprob", "policy_version", "reference_logprob", "proximal_logprob"
 class PolicyConfig:
     """Settings of every policy algorithm."""
 
-    on_resume: ClassVar[OnResume] = may_change(
-        "kl_coef", then=f"{NEXT_UPDATE}; above 0 for the first time, the reference is the policy as it is then"
-    ) | may_change("kl_in", "entropy_coef")
+    on_resume: ClassVar[OnResume] = (
+        live(
+            "kl_coef",
+            then=f"{NEXT_UPDATE}; above 0 for the first time, the reference is the policy as it is then",
+            switches=False,
+        )
+        | live("entropy_coef")
+        | may_change("kl_in")
+    )
 
     kl_coef: float = bounded(0.0, at_least=0)
     """Weight of the KL to a reference policy; 0 keeps no reference."""
@@ -166,7 +185,7 @@ class PolicyConfig:
 class ClipConfig(PolicyConfig):
     """Settings of algorithms with a clipped ratio."""
 
-    on_resume: ClassVar[OnResume] = may_change("clip_low", "clip_high")
+    on_resume: ClassVar[OnResume] = live("clip_low", "clip_high")
 
     clip_low: float = bounded(0.2, above=0)
     """The policy ratio stops counting below 1 - clip_low."""
@@ -192,7 +211,7 @@ class PolicyAlgorithm:
 
     # -------------------------------------------------------------------------------------------------- what one overrides
     def credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Tensor:
-        """The advantage of each row. `[R] -> [R]`"""
+        """The advantage of each trajectory. `[B] -> [B]`"""
         raise NotImplementedError
 
     def loss(self, part: Part, denominator: float) -> Loss:
@@ -214,28 +233,27 @@ class PolicyAlgorithm:
         return out
 
     def annotate(self, rows: Batch, collective: Collective) -> Batch:
-        mask, length = rows["loss_mask"], rows["row_length"]
+        mask, length, owner = rows["loss_mask"], rows["row_length"], rows["row_owner"]
         rewards = sum_channels(rows, self.channels)
-        weight, share = aggregate(mask, length, self.aggregation, constant=float(self.max_tokens or 1))
-        out = Batch({k: rows[k] for k in ("tokens", "row_length", *OPTIONAL) if k in rows})
+        weight, share = aggregate(mask, length, owner, self.aggregation, constant=float(self.max_tokens or 1))
+        out = Batch({k: rows[k] for k in ("tokens", "row_length", "row_owner", *OPTIONAL) if k in rows})
         out |= {"component": mask.to(torch.int8) * POLICY, "weight": weight, "denominator/policy": share}
         out["unit"] = torch.arange(len(length))
-        out["advantage"] = self.credit(self.shaped(rewards, rows), rows, collective)[row_index(length)] * mask
+        out["advantage"] = self.credit(self.shaped(rewards, rows), rows, collective)[token_owner(rows)] * mask
         return Batch(out | self.stats(rows, rewards))
 
     def shaped(self, rewards: Tensor, rows: Batch) -> Tensor:
-        """Rewards as credit is given for them: minus `kl_coef` times the row's log-ratio to the reference, if that is
-        wanted."""
+        """Rewards as credit is given for them: minus `kl_coef` times the trajectory's log-ratio to the reference, if that is
+        wanted. `[B]`"""
         if not (self.config.kl_coef and self.config.kl_in == "reward"):
             return rewards
         gap = (rows["logprob"] - rows["reference_logprob"]) * rows["loss_mask"]
-        return rewards - self.config.kl_coef * row_sum(gap, row_index(rows["row_length"]), len(rewards))
+        return rewards - self.config.kl_coef * row_sum(gap, token_owner(rows), len(rewards))
 
     def stats(self, rows: Batch, rewards: Tensor) -> Batch:
-        """What a user watches; rows without a trained token (a baseline) are left out. NaN is what nothing was measured of: a
-        channel that judged no row."""
-        row, num = row_index(rows["row_length"]), len(rewards)
-        tokens = row_sum(rows["loss_mask"].float(), row, num)
+        """What a user watches; trajectories without a trained token (a baseline) are left out. NaN is what nothing was measured
+        of: a channel that judged none."""
+        tokens = row_sum(rows["loss_mask"].float(), token_owner(rows), len(rewards))
         played = tokens > 0
         spread = group_spread(rewards[played], rows["group"][played])
         stats = {
@@ -245,7 +263,11 @@ class PolicyAlgorithm:
             "completion_ended": rows["terminated"][played].float().mean(),
             "groups_zero_signal": (spread < 1e-6).float().mean(),
         }
-        stats |= {f"reward/{c}": row_reward(rows, c)[played].nanmean() for c in self.channels}
+        stats |= {f"reward/{c}": trajectory_reward(rows, c)[played].nanmean() for c in self.channels}
+        if len(rows["row_length"]) != len(rewards):
+            stats["rows_per_trajectory"] = torch.tensor(len(rows["row_length"]) / len(rewards))
+        if "turn_row" in rows:
+            stats["turns_per_trajectory"] = torch.tensor(len(rows["turn_row"]) / len(rewards))
         if self.config.kl_coef and self.config.kl_in == "reward":
             gap = (rows["logprob"] - rows["reference_logprob"]) * rows["loss_mask"]
             stats["kl"] = gap.sum() / tokens.sum()

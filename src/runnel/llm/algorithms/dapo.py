@@ -12,17 +12,18 @@ from torch import Tensor
 from runnel.core.bounds import bounded
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
-from runnel.core.resuming import OnResume, may_change
+from runnel.core.resuming import OnResume, live, may_change
 from runnel.llm.algorithms.base import Aggregation
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
-from runnel.ops.credit import row_index, row_sum
+from runnel.llm.learning.batches import token_owner
+from runnel.ops.credit import row_sum
 
 
 @dataclass(frozen=True)
 class DAPOConfig(GRPOConfig):
     """Decoupled clip and dynamic sampling."""
 
-    on_resume: ClassVar[OnResume] = may_change("overlong_buffer", "overlong_penalty")
+    on_resume: ClassVar[OnResume] = may_change("overlong_buffer") | live("overlong_penalty")
 
     clip_high: float = 0.28
     """The policy ratio stops counting above 1 + clip_high: room for tokens that were unlikely."""
@@ -60,11 +61,11 @@ class DAPO(GRPO):
         return super().shaped(rewards, rows) + self.penalty(rows)
 
     def penalty(self, rows: Batch) -> Tensor:
-        """What each completion loses for its length. `[R]`"""
-        c, num_rows = self.config, len(rows["row_length"])
+        """What each trajectory loses for its length. `[B]`"""
+        c, num = self.config, len(rows["group"])
         if not c.overlong_buffer:
-            return torch.zeros(num_rows)
-        length = row_sum(rows["loss_mask"].float(), row_index(rows["row_length"]), num_rows)
+            return torch.zeros(num)
+        length = row_sum(rows["loss_mask"].float(), token_owner(rows), num)
         over = (length - (self.max_tokens - c.overlong_buffer)) / c.overlong_buffer
         return -c.overlong_penalty * over.clamp(0.0, 1.0)
 

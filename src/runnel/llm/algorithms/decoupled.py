@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from runnel.core.bounds import bounded
-from runnel.core.resuming import OnResume, may_change
+from runnel.core.resuming import OnResume, live, may_change
 from runnel.llm.algorithms.base import CLIP_METRICS, Aggregation, Part
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.losses.base import Loss
@@ -19,7 +19,7 @@ from runnel.losses.token import decoupled_policy_loss, log_linear_proximal
 class DecoupledConfig(GRPOConfig):
     """Decoupled PPO on group-relative advantages."""
 
-    on_resume: ClassVar[OnResume] = may_change("proximal", "behaviour", "behaviour_low", "behaviour_high")
+    on_resume: ClassVar[OnResume] = may_change("proximal", "behaviour") | live("behaviour_low", "behaviour_high")
 
     proximal: Literal["forward", "loglinear", "reuse"] = "forward"
     """Where the proximal log-probabilities come from: forward (one more pass at the start of the update), loglinear (between

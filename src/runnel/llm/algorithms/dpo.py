@@ -12,8 +12,8 @@ from torch import Tensor
 from runnel.core.bounds import bounded, check_bounds
 from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
-from runnel.core.resuming import OnResume, may_change
-from runnel.llm.algorithms.base import PAIR, Component, Part, sum_channels
+from runnel.core.resuming import OnResume, live
+from runnel.llm.algorithms.base import PAIR, Component, Part, aggregate, sum_channels
 from runnel.losses.base import Loss
 from runnel.losses.preference import dpo_loss
 from runnel.losses.token import sft_loss
@@ -26,7 +26,7 @@ PAIR_METRICS = ("preference/accuracy", "preference/margin")
 class DPOConfig:
     """Direct preference optimisation."""
 
-    on_resume: ClassVar[OnResume] = may_change("beta", "chosen_coef")
+    on_resume: ClassVar[OnResume] = live("beta", "chosen_coef")
 
     beta: float = bounded(0.1, above=0)
     """How strongly the policy is held to the reference: small lets it go far."""
@@ -51,14 +51,17 @@ class DPO:
 
     def __init__(self, config: DPOConfig) -> None:
         self.config = config
+
+    @property
+    def components(self) -> Mapping[str, Component]:
         metrics = (*PAIR_METRICS, "preference/reward_chosen", "preference/reward_rejected")
         components = {"dpo": Component(self._loss, kind=PAIR, metrics=metrics, tempered=False)}
-        if config.chosen_coef:
-            components["chosen"] = Component(_chosen_loss, kind=PAIR, coef=config.chosen_coef, tempered=False)
-        self.components: Mapping[str, Component] = components
+        if coef := self.config.chosen_coef:
+            components["chosen"] = Component(_chosen_loss, kind=PAIR, coef=coef, tempered=False)
+        return components
 
     def annotate(self, rows: Batch, collective: Collective) -> Batch:
-        first = torch.arange(0, len(rows["row_length"]), 2)
+        first = torch.arange(0, len(rows["group"]), 2)
         return annotate_pairs(rows, first, first + 1, name="dpo")
 
     def _loss(self, part: Part, denominator: float) -> Loss:
@@ -94,14 +97,16 @@ class OnlineDPO(DPO):
 
 
 def annotate_pairs(rows: Batch, chosen: Tensor, rejected: Tensor, *, name: str, kind: int = PAIR) -> Batch:
-    """Tokens of the rows `chosen` are pushed up, those of `rejected` `[P]` down; row i of both is one unit. Other rows rest."""
-    num_rows, length = len(rows["row_length"]), rows["row_length"]
-    sign, share = torch.zeros(num_rows), torch.zeros(num_rows)
-    sign[chosen], sign[rejected], share[chosen] = 1.0, -1.0, 1.0
-    unit = torch.arange(num_rows)
+    """Tokens of the trajectories `chosen` are pushed up, those of `rejected` `[P]` down; number i of both is one unit. Other
+    trajectories rest."""
+    num, owner, row = len(rows["group"]), rows["row_owner"], row_index(rows["row_length"])
+    sign, unit = torch.zeros(num), torch.arange(num)
+    sign[chosen], sign[rejected] = 1.0, -1.0
     unit[rejected] = unit[chosen]
-    by_token = sign[row_index(length)] * rows["loss_mask"]
-    names = ("tokens", "row_length", "reference_logprob", "logprob", "policy_version")
-    out = Batch({k: rows[k] for k in names if k in rows} | {"unit": unit, f"denominator/{name}": share})
-    out["denominator/chosen"] = row_sum((by_token > 0).float(), row_index(length), num_rows)
+    by_token = sign[owner[row]] * rows["loss_mask"]
+    names = ("tokens", "row_length", "row_owner", "reference_logprob", "logprob", "policy_version")
+    out = Batch({k: rows[k] for k in names if k in rows} | {"unit": unit[owner]})
+    share = aggregate(rows["loss_mask"], rows["row_length"], owner, "sequence")[1]
+    out[f"denominator/{name}"] = share * (sign[owner] > 0)
+    out["denominator/chosen"] = row_sum((by_token > 0).float(), row, len(owner))
     return Batch(out | {"component": (by_token != 0).to(torch.int8) * kind, "weight": by_token.abs(), "advantage": by_token})

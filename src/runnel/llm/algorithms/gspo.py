@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runnel.core.contracts.learning import Collective
+from runnel.core.records import Batch
 from runnel.llm.algorithms.base import Part
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.losses.base import Loss
@@ -27,13 +29,18 @@ class GSPO(GRPO):
     L   = -1/R sum_i min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)                        A_i as in GRPO
     """
 
+    def annotate(self, rows: Batch, collective: Collective) -> Batch:
+        # the ratio is that of the whole trajectory, so its rows stay together
+        return Batch(super().annotate(rows, collective) | {"unit": rows["row_owner"]})
+
     def loss(self, part: Part, denominator: float) -> Loss:
         return sequence_policy_loss(
             part.outputs["logprob"],
             part.fields["logprob"],
             part.fields["advantage"],
-            row=part.row,
-            num_rows=part.num_rows,
+            # where each trajectory is one row, both number the same; only the order of a sum differs
+            row=part.row if part.num_rows == part.num_units else part.unit,
+            num_rows=part.num_units,
             weight=part.fields["weight"],
             clip_low=self.config.clip_low,
             clip_high=self.config.clip_high,

@@ -12,11 +12,21 @@ from torch import Tensor
 from runnel.core.bounds import bounded
 from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
-from runnel.core.resuming import OnResume, may_change, stays
-from runnel.llm.algorithms.base import CLIP_METRICS, ClipConfig, Component, Part, PolicyAlgorithm, aggregate, clipped_loss
+from runnel.core.resuming import OnResume, live, may_change, stays
+from runnel.llm.algorithms.base import (
+    CLIP_METRICS,
+    ClipConfig,
+    Component,
+    Part,
+    PolicyAlgorithm,
+    aggregate,
+    clipped_loss,
+    trajectory_reward,
+)
+from runnel.llm.learning.batches import token_owner
 from runnel.losses.base import Loss
 from runnel.losses.token import token_value_loss
-from runnel.ops.credit import last_of_row, row_index, token_gae
+from runnel.ops.credit import last_of_row, token_gae
 from runnel.ops.returns import explained_variance
 
 
@@ -24,8 +34,10 @@ from runnel.ops.returns import explained_variance
 class TokenPPOConfig(ClipConfig):
     """PPO on tokens, with a critic that starts as a copy of the policy."""
 
-    on_resume: ClassVar[OnResume] = may_change("gamma", "gae_lambda", "value_clip", "normalise") | stays(
-        "critic_warmup", why="it is how the run started"
+    on_resume: ClassVar[OnResume] = (
+        live("gamma", "gae_lambda", "value_clip")
+        | may_change("normalise")
+        | stays("critic_warmup", why="it is how the run started")
     )
 
     gamma: float = bounded(1.0, at_least=0, at_most=1)
@@ -70,36 +82,36 @@ class TokenPPO(PolicyAlgorithm):
 
     def annotate(self, rows: Batch, collective: Collective) -> Batch:
         out = super().annotate(rows, collective)
-        mask, length = rows["loss_mask"], rows["row_length"]
+        mask, length, owner = rows["loss_mask"], rows["row_length"], rows["row_owner"]
         advantage, returns = token_gae(
             self.token_rewards(rows),
             rows["value"],
             mask,
-            row_index(length),
-            num_rows=len(length),
+            token_owner(rows),
+            num_rows=len(rows["group"]),
             gamma=self.config.gamma,
             lam=self.config.gae_lambda,
         )
         stats = explained_variance(rows["value"][mask], returns[mask], collective)
         if self.config.normalise:
             advantage = normalised(advantage, mask, collective)
-        out |= {"advantage": advantage, "return": returns, "denominator/value": aggregate(mask, length, "token")[1]}
+        out |= {"advantage": advantage, "return": returns, "denominator/value": aggregate(mask, length, owner, "token")[1]}
         return Batch(out | {"stats/value/explained_variance": stats})
 
     def credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Tensor:
-        """Rows get no credit as a whole: tokens do."""
+        """Trajectories get no credit as a whole: tokens do."""
         return torch.zeros_like(rewards)
 
     def token_rewards(self, rows: Batch) -> Tensor:
-        """What each token earns: rewards of the sequence at its last token, those by token where they are. `[N]`"""
-        out, length = torch.zeros(len(rows["tokens"])), rows["row_length"]
-        last = last_of_row(rows["loss_mask"], row_index(length), len(length))
+        """What each token earns: rewards of its trajectory at the last one, those of tokens and turns where they are. `[N]`"""
+        out = torch.zeros(len(rows["tokens"]))
+        last = last_of_row(rows["loss_mask"], token_owner(rows), len(rows["group"]))
         for channel, weight in self.channels.items():
-            found = weight * rows[f"rewards/{channel}"].nan_to_num(0.0)
-            if len(found) == len(length):
-                out[last[last >= 0]] += found[last >= 0]
+            if (by_token := rows.get(f"token_rewards/{channel}")) is not None:
+                out += weight * by_token.nan_to_num(0.0)
             else:
-                out += found
+                found = weight * trajectory_reward(rows, channel).nan_to_num(0.0)
+                out[last[last >= 0]] += found[last >= 0]
         if self.config.kl_coef and self.config.kl_in == "reward":
             out = out - self.config.kl_coef * (rows["logprob"] - rows["reference_logprob"])
         return out * rows["loss_mask"]

@@ -11,9 +11,10 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.errors import DataError
 from runnel.core.records import Batch
 from runnel.llm.algorithms.base import Aggregation, Part, PolicyAlgorithm, PolicyConfig
+from runnel.llm.learning.batches import token_owner
 from runnel.losses.base import Loss
 from runnel.losses.token import reinforce_loss
-from runnel.ops.credit import against_baseline_row, group_sum, leave_one_out, row_index, row_sum
+from runnel.ops.credit import against_baseline_row, group_sum, leave_one_out, row_sum
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class ReMax(Reinforce):
     """
 
     def credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Tensor:
-        tokens = row_sum(rows["loss_mask"].float(), row_index(rows["row_length"]), len(rewards))
+        tokens = row_sum(rows["loss_mask"].float(), token_owner(rows), len(rewards))
         baseline = tokens == 0
         if not bool((group_sum(baseline.float(), rows["group"]) == 1).all()):
             raise DataError("ReMax needs one greedy row in each group, with none of its tokens in loss_mask")

@@ -10,9 +10,10 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
 from runnel.llm.algorithms.base import SCORE, Component, Part
 from runnel.llm.algorithms.dpo import PAIR_METRICS, annotate_pairs
+from runnel.llm.learning.batches import token_owner
 from runnel.losses.base import Loss
 from runnel.losses.preference import bradley_terry_loss
-from runnel.ops.credit import last_of_row, row_index
+from runnel.ops.credit import last_of_row
 
 
 class RewardModelling:
@@ -30,10 +31,10 @@ class RewardModelling:
         self.components: Mapping[str, Component] = {"reward_model": component}
 
     def annotate(self, rows: Batch, collective: Collective) -> Batch:
-        num_rows, mask = len(rows["row_length"]), rows["loss_mask"]
-        first = torch.arange(0, num_rows, 2)
+        num, mask = len(rows["group"]), rows["loss_mask"]
+        first = torch.arange(0, num, 2)
         last = torch.zeros_like(mask)
-        last[last_of_row(mask, row_index(rows["row_length"]), num_rows)] = True
+        last[last_of_row(mask, token_owner(rows), num)] = True
         return annotate_pairs(Batch(rows | {"loss_mask": last}), first, first + 1, name="reward_model", kind=SCORE)
 
 

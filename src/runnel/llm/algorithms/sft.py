@@ -17,18 +17,21 @@ class SupervisedFineTuning:
     """Cross entropy on the answers' tokens, all of equal weight (`base.Algorithm`).
 
     L = -1/N sum_t log pi(y_t)
+
+    `name` is that of its loss: two in one learner have two.
     """
 
     needs: frozenset[str] = frozenset()
 
-    def __init__(self, *, coef: float = 1.0) -> None:
-        self.components: Mapping[str, Component] = {"sft": Component(_cross_entropy, kind=SFT, coef=coef, tempered=False)}
+    def __init__(self, *, coef: float = 1.0, name: str = "sft") -> None:
+        self._share = f"denominator/{name}"
+        self.components: Mapping[str, Component] = {name: Component(_cross_entropy, kind=SFT, coef=coef, tempered=False)}
 
     def annotate(self, rows: Batch, collective: Collective) -> Batch:
         mask, length = rows["loss_mask"], rows["row_length"]
-        weight, share = aggregate(mask, length, "token")
-        out = Batch({"tokens": rows["tokens"], "row_length": length, "unit": torch.arange(len(length))})
-        out |= {"component": mask.to(torch.int8) * SFT, "weight": weight, "denominator/sft": share}
+        weight, share = aggregate(mask, length, rows["row_owner"], "token")
+        out = Batch({"unit": torch.arange(len(length)), **{k: rows[k] for k in ("tokens", "row_length", "row_owner")}})
+        out |= {"component": mask.to(torch.int8) * SFT, "weight": weight, self._share: share}
         out["advantage"] = torch.zeros_like(weight)
         return out
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from runnel.core.errors import ConfigError
 from runnel.llm.checks.sizes import some
 from runnel.llm.rewards.components import RewardComponent
-from runnel.llm.rewards.judging import RewardJob, Rewards, scalar
-from runnel.llm.rewards.pool import RewardPool
+from runnel.llm.rewards.judging import RewardJob, RewardPool, Rewards, scalar
 from runnel.llm.tasks import Example, TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
 

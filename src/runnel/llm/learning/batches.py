@@ -5,16 +5,17 @@ Everything here happens on the host, where segments are, so that a micro-batch k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from runnel.core.errors import DataError
 from runnel.core.records import Batch, Segment
 from runnel.ops.credit import row_index, row_sum, send
 
-PER_ROW = ("row_start", "row_length", "unit", "denominator/")
+PER_ROW = ("row_start", "row_length", "row_owner", "unit", "denominator/")
 """Fields of an annotated batch with one entry a row, by how their name starts."""
 SCALARS = ("stats/", "now/")
 """Single numbers: statistics, and settings of the whole update. All other fields have one entry a token."""
@@ -24,14 +25,49 @@ scored."""
 
 
 def join_rows(segments: Sequence[Segment]) -> Batch:
-    """The rows of several segments as those of one: each field that the segments have, `row_start` counted anew, and `group`
-    `[R]`, the number of the segment that a row came in."""
-    arrays = [s.arrays for s in segments]
-    out = Batch({k: torch.cat([a[k] for a in arrays]) for k in arrays[0]})
+    """The rows of several segments as those of one: each field that the segments have, places counted anew, and more.
+
+    Per trajectory `[B]`: `group`, the number of its segment, its `task_id`, and its reward in each channel,
+    `rewards/<channel>`. Per row `[R]`: `row_owner`, its trajectory; where the stream does not say it, each row is one. Per
+    token `[N]`: `token_rewards/<channel>` of channels that reward tokens or turns (at a turn's last token); of the latter
+    `turn_rewards/<channel>` `[U]`, too.
+    """
+    spec, out = segments[0].spec, Batch()
+    for name, f in spec.fields.items():
+        values = [s.arrays[name] for s in segments]
+        if f.index_of:
+            (dim,) = f.index_of
+            sizes = [s.header.used.get(dim, s.spec.sizes[dim]) for s in segments]
+            firsts = [sum(sizes[:i]) for i in range(len(sizes))]
+            values = [torch.where(v >= 0, v + first, v) for v, first in zip(values, firsts, strict=True)]
+        out[name] = torch.cat(values)
     out["row_start"] = out["row_length"].cumsum(0) - out["row_length"]
-    sizes = torch.tensor([len(a["row_length"]) for a in arrays])
-    out["group"] = torch.repeat_interleave(torch.arange(len(arrays)), sizes)
+    numbers = torch.tensor([s.num_rows for s in segments])
+    out["group"] = torch.repeat_interleave(torch.arange(len(segments)), numbers)
+    out["task_id"] = torch.repeat_interleave(torch.tensor([s.header.task_id for s in segments]), numbers)
+    out.setdefault("row_owner", torch.arange(len(out["row_length"])))
+    if len(out["row_owner"]) and bool((out["row_owner"].diff() < 0).any()):
+        raise DataError(f"stream {spec.name!r}: row_owner must not fall: write the rows of a trajectory one after another")
+    for name in [name for name in out if name.startswith("rewards/")]:
+        _add_rewards(out, name, spec.fields[name].dims)
     return out
+
+
+def _add_rewards(rows: Batch, name: str, dims: tuple[str | int, ...]) -> None:
+    """Give each trajectory the sum of a channel that rewards tokens or turns, and keep what they got."""
+    owner = token_owner(rows)
+    if dims == ("U",):
+        last = rows["row_start"][rows["turn_row"]] + rows["turn_end"] - 1
+        rows["turn_" + name] = rows[name]
+        rows[name] = torch.zeros(len(owner)).index_add(0, last, rows[name])
+    if dims != ("B",):
+        rows["token_" + name] = rows[name]
+        rows[name] = row_sum(rows[name], owner, len(rows["group"]))
+
+
+def token_owner(rows: Mapping[str, Tensor]) -> Tensor:
+    """The trajectory of every token of joined rows. `[N]`"""
+    return rows["row_owner"][row_index(rows["row_length"])]
 
 
 def questions(rows: Batch) -> Batch:
@@ -54,13 +90,13 @@ def token_places(start: Tensor, length: Tensor) -> Tensor:
 
 def merge(parts: Sequence[Batch]) -> Batch:
     """Annotated batches of several readers as one: a field that a part does not have is 0 there
-    (`policy_version`: -1, made by no policy); units stay apart."""
-    out, units = Batch(), 0
+    (`policy_version`: -1, made by no policy); units and trajectories stay apart."""
+    out = Batch()
     names = {k for part in parts for k in part if not k.startswith(SCALARS)}
-    shifted = []
+    shifted, first = [], dict.fromkeys(("unit", "row_owner"), 0)
     for part in parts:
-        shifted.append(Batch(part | {"unit": part["unit"] + units}))
-        units += int(part["unit"].max()) + 1 if len(part["unit"]) else 0
+        shifted.append(Batch(part | {name: part[name] + n for name, n in first.items()}))
+        first = {name: n + int(part[name].max()) + 1 if len(part[name]) else n for name, n in first.items()}
     for name in sorted(names):
         like = next(part[name] for part in parts if name in part)
         sizes = [len(part["row_length"] if name.startswith(PER_ROW) else part["tokens"]) for part in shifted]

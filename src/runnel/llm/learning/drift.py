@@ -16,7 +16,7 @@ from runnel.core.errors import RunnelError
 from runnel.core.records import Batch
 from runnel.core.state import Metrics, State
 from runnel.core.weight_check import MAX_TOKENS, ONCE, WeightCheck
-from runnel.llm.learning.batches import MicroBatch
+from runnel.llm.learning.batches import MicroBatch, token_owner
 from runnel.llm.model.sharded_model import TrainedModel
 from runnel.ops.credit import row_index, row_sum
 
@@ -97,20 +97,21 @@ class Mismatch:
 def version_stats(batch: Batch, version: int) -> Metrics:
     """How old the sampled tokens are for the learner at `version`: a token's age is `version` minus the version that made it.
 
-    `version_span` is the most versions inside one row, 1 where a single one made it. `staleness/mean` and `staleness/max` are
-    ages over tokens, and the sum of two parts. `staleness/in_flight`: versions that came while the row was generated, up to the
-    one of its last token. `staleness/in_queue`: those since, while the row waited for its group, its reward and the learner.
+    `version_span` is the most versions inside one trajectory, 1 where a single one made it. `staleness/mean` and
+    `staleness/max` are ages over tokens, and the sum of two parts. `staleness/in_flight`: versions that came while the
+    trajectory was generated, up to the one of its last token. `staleness/in_queue`: those since, while it waited for its group,
+    its reward and the learner.
     """
     if "logprob" not in batch:
         return {}
     made = batch["policy_version"]
-    row, sampled = row_index(batch["row_length"])[made >= 0], made[made >= 0]
+    owner, sampled = token_owner(batch)[made >= 0], made[made >= 0]
     if not len(sampled):
         return {}
-    size = len(batch["row_length"])
-    last = torch.full((size,), -1).scatter_reduce(0, row, sampled, "amax")
-    first = torch.full((size,), 1 << 60).scatter_reduce(0, row, sampled, "amin")
-    ages = {"in_flight": last[row] - sampled, "in_queue": version - last[row]}
+    size = int(owner.max()) + 1
+    last = torch.full((size,), -1).scatter_reduce(0, owner, sampled, "amax")
+    first = torch.full((size,), 1 << 60).scatter_reduce(0, owner, sampled, "amin")
+    ages = {"in_flight": last[owner] - sampled, "in_queue": version - last[owner]}
     age = ages["in_flight"] + ages["in_queue"]
     out = {"version_span": float((last - first + 1).max())}
     out |= {"staleness/mean": float(age.double().mean()), "staleness/max": float(age.max())}

@@ -19,15 +19,16 @@ from runnel.core.bounds import bounded, check_bounds, scheduled
 from runnel.core.contracts.learning import Collective, SingleProcess, Update
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError, NonFiniteError
+from runnel.core.live_settings import live_fields, not_live, with_live
 from runnel.core.memory import memory_for
 from runnel.core.records import Batch, Segment
-from runnel.core.resuming import OnResume, may_change, stays
+from runnel.core.resuming import OnResume, live, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.core.schedule import at
 from runnel.core.state import Metrics, State
 from runnel.core.weight_check import WeightCheck
 from runnel.core.worker import progressed
-from runnel.llm.algorithms.base import Algorithm, Component, Part
+from runnel.llm.algorithms.base import Algorithm, Component, HasConfig, Part
 from runnel.llm.learning.batches import (
     MicroBatch,
     join_rows,
@@ -63,8 +64,9 @@ class TokenLearnerConfig:
     """Optimisers and batches of a language model."""
 
     on_resume: ClassVar[OnResume] = (
-        may_change("lr", "sft_lr", "critic_lr", "num_epochs", "num_minibatches", "micro_batch_tokens", "max_grad_norm")
-        | may_change("in_parts", "weight_decay", "recompute", "precision", "shard", "offload", "max_mismatch")
+        live("lr", "sft_lr", "critic_lr", "max_grad_norm", "max_mismatch")
+        | may_change("num_epochs", "num_minibatches", "micro_batch_tokens")
+        | may_change("in_parts", "weight_decay", "recompute", "precision", "shard", "offload")
         | stays("warmup_updates", why="it is how the run started")
         | stays("temperature", why="completions that are on their way were drawn at it")
         | stays("reference_every", "reference_decay", why="the reference policy in the checkpoint follows by it")
@@ -177,6 +179,32 @@ class TokenLearner:
         self._kept: KeptReference | None = None
         self.version = 0
         self._seen, self._mismatch, self._weight_check = dict.fromkeys(self.algorithms, 0), Mismatch(), Canary()
+        self._components, self._reader_of = _name_components(self.algorithms)
+
+    # -------------------------------------------------------------------------------------------------------- settings
+    @property
+    def takes(self) -> Mapping[type, Sequence[str]]:
+        """The live fields of its own config and of its algorithms'; not those of a critic or a warm-up that it has not."""
+        fields = {kind: live_fields(kind) for kind in (type(self.config), *(type(a.config) for a in self._settable))}
+        unread = [] if any("value" in a.needs for a in self.algorithms.values()) else ["critic_lr"]
+        unread += [] if DEMOS in self.algorithms and len(self.algorithms) > 1 else ["sft_lr"]
+        return {kind: [field for field in found if field not in unread] for kind, found in fields.items()}
+
+    @property
+    def _settable(self) -> list[HasConfig]:
+        return [a for a in self.algorithms.values() if isinstance(a, HasConfig)]
+
+    def set(self, name: str, value: object) -> None:
+        """Another value of a live field of its own config, or else of every algorithm that has it, from the next batch on."""
+        taken = self.takes
+        if name in taken[type(self.config)]:
+            self.config = with_live(self.config, name, value)
+            return
+        holders = [a for a in self._settable if name in taken[type(a.config)]]
+        if not holders:
+            raise not_live(name, value, [known for fields in taken.values() for known in fields])
+        for algorithm in holders:
+            algorithm.config = with_live(algorithm.config, name, value)
         self._components, self._reader_of = _name_components(self.algorithms)
 
     # --------------------------------------------------------------------------------------------------------- prepare

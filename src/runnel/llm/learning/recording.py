@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runnel.core.records import Batch, Header, Segment
 from runnel.core.state import State
-from runnel.llm.algorithms.base import row_reward, sum_channels
+from runnel.llm.algorithms.base import sum_channels, trajectory_reward
 from runnel.llm.learning.batches import MicroBatch
 from runnel.llm.tasks import Example
 from runnel.llm.tokenize import Tokenizer
@@ -35,7 +35,7 @@ class GroupRecorder:
     every: int
     channels: Mapping[str, float] = field(default_factory=dict)
     pass_reward: float = 1.0
-    example: Callable[[int], Example] | None = None
+    example: Callable[[int], Example | None] | None = None
     source: str = ""
     _group: RecordedGroup | None = None
 
@@ -80,7 +80,7 @@ class GroupRecorder:
         example = None
         if self.example is not None and group.header.task_id >= 0:
             example = self.example(group.header.task_id)
-        start, begin, _ = group.bounds(0)
+        start, begin, _ = group.spans(0)[0]
         prompt = self.tokenizer.decode(group.joined["tokens"][start:begin].tolist()) if example is None else example.text
         messages = None
         if example is not None and not isinstance(example.prompt, str):
@@ -93,12 +93,12 @@ class GroupRecorder:
             "prompt": prompt,
             "messages": messages,
             "source": self.source,
-            "rows": [self._row(group, i) for i in range(len(group.rows))],
+            "rows": [self._row(group, i) for i in range(len(group.members))],
         }
 
     def _row(self, group: RecordedGroup, number: int) -> State:
-        row, (_, begin, end) = group.rows[number], group.bounds(number)
-        at = slice(begin, end)
+        """A completion, or a conversation: all that follows the first prompt."""
+        member, at = group.members[number], group.shown(number)
         ids = group.joined["tokens"][at].tolist()
         mask = (group.part["component"][at] != 0).int().tolist()
         out: State = {
@@ -106,29 +106,29 @@ class GroupRecorder:
             "reward": None,
             "rewards": {},
             "advantage": None,
-            "truncated": bool(group.joined["truncated"][row]) if "truncated" in group.joined else False,
+            "truncated": bool(group.joined["truncated"][member]) if "truncated" in group.joined else False,
             "passed": None,
             "tokens": token_texts(ids, self.tokenizer),
             "ids": ids,
             "mask": mask,
         }
         if self.channels and all(f"rewards/{c}" in group.joined for c in self.channels):
-            out |= self._rewards(group, row)
-        elif len(group.rows) == 2 and "prompt_length" not in group.joined:
+            out |= self._rewards(group, member)
+        elif len(group.members) == 2 and "prompt_length" not in group.joined:
             out["label"] = ("chosen", "rejected")[number]
         if "advantage" in group.part:
             advantages = group.part["advantage"][at].tolist()
             trained = [a for a, m in zip(advantages, mask, strict=True) if m]
             out |= {"advantages": _rounded(advantages), "advantage": _mean(trained)}
-        return out | self._tokens(group, at)
+        return out | group.turns(number) | self._tokens(group, at)
 
-    def _rewards(self, group: RecordedGroup, row: int) -> State:
-        each = {channel: float(row_reward(group.joined, channel)[row]) for channel in self.channels}
-        total = float(sum_channels(group.joined, self.channels)[row])
+    def _rewards(self, group: RecordedGroup, member: int) -> State:
+        each = {channel: float(trajectory_reward(group.joined, channel)[member]) for channel in self.channels}
+        total = float(sum_channels(group.joined, self.channels)[member])
         rewards = {name: None if math.isnan(value) else round(value, DIGITS) for name, value in each.items()}
         return {"reward": round(total, DIGITS), "rewards": rewards, "passed": total >= self.pass_reward - 1e-6}
 
-    def _tokens(self, group: RecordedGroup, at: slice) -> State:
+    def _tokens(self, group: RecordedGroup, at: Tensor) -> State:
         """Log-probabilities of engine and learner, and the entropy, of each token; None where the learner computed none."""
         out: State = {}
         if "policy_version" in group.joined:
@@ -137,7 +137,7 @@ class GroupRecorder:
         if "logprob" in group.joined:
             said["logprob"] = group.joined["logprob"][at].tolist()
         for name, known in group.seen.items():
-            values = [known.get(place) for place in range(at.start, at.stop)]
+            values = [known.get(place) for place in at.tolist()]
             if any(v is not None for v in values):
                 said[{"logprob": "learner_logprob"}.get(name, name)] = values
         out |= {name: _rounded(values) for name, values in said.items()}
@@ -148,19 +148,51 @@ class GroupRecorder:
 
 @dataclass
 class RecordedGroup:
-    """The chosen rows of a reader's joined rows, and what the learner computed for their tokens, by place."""
+    """The chosen trajectories of a reader's joined rows, and what the learner computed for their tokens, by place."""
 
     version: int
     header: Header
     joined: Batch
     part: Batch
-    rows: list[int]
+    members: list[int]
     seen: dict[str, dict[int, float]] = field(default_factory=dict)
 
-    def bounds(self, number: int) -> tuple[int, int, int]:
-        """Where a row starts, where its completion starts, and where both end, in the joined rows. The completion starts behind
-        the prompt; where the length of that is not given, at the first token that may be trained."""
-        row = self.rows[number]
+    def rows(self, number: int) -> list[int]:
+        """The rows of a trajectory."""
+        return (self.joined["row_owner"] == self.members[number]).nonzero().squeeze(1).tolist()
+
+    def spans(self, number: int) -> list[tuple[int, int, int]]:
+        """Where each row of a trajectory starts, where its completion starts, and where both end, in the joined rows."""
+        return [self._span(row) for row in self.rows(number)]
+
+    def shown(self, number: int) -> Tensor:
+        """Tokens of a trajectory that are told: its first completion, and later rows whole."""
+        spans = self.spans(number)
+        return torch.cat([torch.arange(start if i else begin, end) for i, (start, begin, end) in enumerate(spans)])
+
+    def turns(self, number: int) -> State:
+        """Where later rows, and turns, lie among the tokens that are told; nothing for a single completion."""
+        rows, spans, out, first, shift = self.rows(number), self.spans(number), State(), 0, dict[int, int]()
+        for i, (row, (start, begin, end)) in enumerate(zip(rows, spans, strict=True)):
+            told = start if i else begin
+            shift[row] = first - (told - start)
+            first += end - told
+            if i:
+                out.setdefault("row_starts", []).append(shift[row])
+        if "turn_row" in self.joined:
+            names = [name for name in self.joined if name.startswith("turn_rewards/")]
+            out["turns"] = []
+            for turn, row in enumerate(self.joined["turn_row"].tolist()):
+                if row in shift:
+                    ends = [int(self.joined[name][turn]) + shift[row] for name in ("turn_start", "turn_end")]
+                    found = {name.partition("/")[2]: float(self.joined[name][turn]) for name in names}
+                    rewards = {name: None if math.isnan(x) else round(x, DIGITS) for name, x in found.items()}
+                    out["turns"].append({"start": ends[0], "end": ends[1], "rewards": rewards})
+        return out
+
+    def _span(self, row: int) -> tuple[int, int, int]:
+        """The completion starts behind the prompt; where the length of that is not given, at the first token that may be
+        trained."""
         start = int(self.joined["row_start"][row])
         end = start + int(self.joined["row_length"][row])
         if "prompt_length" in self.joined:
@@ -170,20 +202,20 @@ class RecordedGroup:
 
     def places(self) -> Tensor:
         """Tokens of the group in the joined rows."""
-        spans = map(self.bounds, range(len(self.rows)))
+        spans = [span for number in range(len(self.members)) for span in self.spans(number)]
         return torch.cat([torch.arange(start, end) for start, _, end in spans])
 
 
 def _members(joined: Batch, segments: Sequence[Segment], turn: int) -> tuple[int, list[int]] | None:
-    """Number of the segment and rows of one group or pair; None if the rows of a segment are independent of each other."""
+    """Number of the segment and trajectories of one group or pair; None if those of a segment are independent of each other."""
     size = segments[0].spec.unit_rows
     if size < 2:
         return None
-    units = len(joined["row_length"]) // size
+    units = len(joined["group"]) // size
     if not units:
         return None
-    rows = list(range(turn % units * size, (turn % units + 1) * size))
-    return int(joined["group"][rows[0]]), rows
+    members = list(range(turn % units * size, (turn % units + 1) * size))
+    return int(joined["group"][members[0]]), members
 
 
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:

@@ -6,29 +6,29 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
+from runnel.core.calls.pool import CallSpec, Run
 from runnel.core.errors import ConfigError
-from runnel.core.resolve import is_reference, load_object, reference
+from runnel.core.resolve import is_reference
 
 Reward = float | Mapping[str, float] | Sequence[object] | None
 Rewards = Sequence[Reward]
 RewardFn = Callable[..., Rewards | Awaitable[Rewards]]
 Level = Literal["sequence", "token", "segment", "turn"]
-Run = Literal["auto", "inline", "thread", "process"]
 Value = float | list[Any] | None
 """A number (sequence level); numbers by token or turn; `[start, end, number]` by segment; None: does not apply."""
 
 
 @dataclass(frozen=True)
 class Builtin:
-    """A reward of runnel: its function, how it runs, how many calls at once, its own time limit (0: the pool's), and whether it
-    takes prompts with their roles."""
+    """A reward of runnel: its function, how it runs, how many calls at once (0: the usual number), its own time limit (0: the
+    pool's), and whether it takes prompts with their roles."""
 
     target: str
     run: Run
-    workers: int = 1
+    workers: int = 0
     timeout_s: float = 0.0
     messages: bool = False
 
@@ -51,6 +51,7 @@ BUILTIN: Mapping[str, Builtin] = {
     "verl": Builtin(f"{_HERE}.adapters:verl_score", "process"),
     "reasoning_gym": Builtin(f"{_HERE}.gym:score", "process"),
 }
+OWN = Builtin("", "auto")
 
 
 @dataclass(frozen=True)
@@ -70,20 +71,22 @@ class RewardComponent:
     """sequence: a number a completion. token: a list, one for each token (the column `completion_ids` has them). segment: a
     list of `[start, end, number]` in characters, each counted at the last token of its span. turn: a list, one a turn."""
     run: Run = "auto"
-    """process: can be stopped whatever it does; needs a function with a name, and columns that JSON can hold. thread: abandoned
-    after its time, but not stopped. inline: no limit. auto: as the built-in says; process for names, thread for functions."""
+    """Where the function runs (`CallSpec.run`). auto: as the built-in says; process for names, async for `async def` functions,
+    thread for other functions."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Keyword arguments that are the same in every call; a column of the same name replaces one."""
     channels: Mapping[str, float] = field(default_factory=dict)
     """For a function that returns dicts: the names in them, with their weights, instead of `name` and `weight`."""
     workers: int = 0
-    """Calls at once; 0 takes what the built-in says, else 1."""
+    """Calls at once; 0 takes what the built-in says, else 64 for async and 1 otherwise."""
     tokens: bool = False
     """Give the function the column `completion_ids` (finer levels always get it)."""
     messages: bool = False
     """Give the function the column `prompt_messages`: prompts as lists of messages, with their roles."""
     timeout_s: float = 0.0
-    """Most seconds of a call; 0 takes what the built-in says, else the pool's."""
+    """Most seconds of a try; 0 takes what the built-in says, else the pool's."""
+    retries: int = 0
+    """Tries after the first one, if that raised, took too long or lost its process (`CallSpec.retries`)."""
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name:
@@ -93,55 +96,53 @@ class RewardComponent:
                 raise ConfigError(f"reward.{name}.weight", weight, "use a finite number")
         if self.level != "sequence" and self.channels:
             raise ConfigError(f"reward.{self.name}.level", self.level, "dicts of numbers are for level sequence")
-        if isinstance(self.fn, str):
-            self.target  # noqa: B018  (an unknown name fails here, and not in a worker)
+        self.call_spec()  # a wrong setting or an unknown name fails here, and not in a worker
 
     @cached_property
     def weights(self) -> dict[str, float]:
         """Weight by channel."""
         return dict(self.channels) or {self.name: self.weight}
 
-    @property
-    def target(self) -> str:
-        """The name by which another process loads the function; a `ConfigError` where there is none."""
-        if not isinstance(self.fn, str):
-            name = reference(self.fn)
-            if name is None:
-                fix = "a lambda or local function cannot cross to a worker process; put it in a file, or use run='thread'"
-                raise ConfigError(f"reward.{self.name}", self.fn, fix)
-            return name
-        if self.fn in BUILTIN:
-            return BUILTIN[self.fn].target
-        if not is_reference(self.fn):
+    def call_spec(self, timeout_s: float = 30.0) -> CallSpec:
+        """How a pool calls the function; `timeout_s` is that of the pool. What is not set is as the built-in says."""
+        known = self._known
+        if isinstance(self.fn, str) and not known.target and not is_reference(self.fn):
             fix = f"unknown; use one of {', '.join(BUILTIN)}, or module:function, or file.py:function"
             raise ConfigError(f"reward.{self.name}", self.fn, fix)
-        return self.fn
+        own_s = self.timeout_s or known.timeout_s
+        return CallSpec(
+            f"reward.{self.name}",
+            known.target or self.fn,
+            options=self.options,
+            run=known.run if self.run == "auto" else self.run,
+            workers=self.workers or known.workers,
+            timeout_s=own_s or timeout_s,
+            retries=self.retries,
+            limit_field=f"timeout_s of reward {self.name!r}" if own_s else "data.reward_timeout_s",
+        )
 
     def resolved(self) -> RewardComponent:
         """A copy with `run`, `workers`, `timeout_s` and `messages` filled in from the built-in, or from the usual values."""
-        usual = Builtin("", "process" if isinstance(self.fn, str) else "thread")
-        known = BUILTIN.get(self.fn, usual) if isinstance(self.fn, str) else usual
-        run = known.run if self.run == "auto" else self.run
-        if run == "process":
-            self.target  # noqa: B018  (raises if it has no name)
-        workers, timeout_s = self.workers or known.workers, self.timeout_s or known.timeout_s
-        return replace(self, run=run, workers=workers, timeout_s=timeout_s, messages=self.messages or known.messages)
+        spec, known = self.call_spec().resolved(), self._known
+        timeout_s, messages = self.timeout_s or known.timeout_s, self.messages or known.messages
+        return replace(self, run=spec.run, workers=spec.workers, timeout_s=timeout_s, messages=messages)
+
+    @property
+    def _known(self) -> Builtin:
+        """The built-in reward that the name stands for; one without a function for anything else."""
+        return BUILTIN.get(self.fn, OWN) if isinstance(self.fn, str) else OWN
 
     def known_options(self) -> tuple[str, ...] | None:
         """Names that `options` may have: keyword arguments of the function. None: a function of your own takes any (`**`)."""
-        kinds = inspect.signature(self._loaded()).parameters.values()
+        kinds = inspect.signature(self.call_spec().loaded()).parameters.values()
         if self.fn not in BUILTIN and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in kinds):
             return None
         named = [p.name for p in kinds if p.kind is inspect.Parameter.KEYWORD_ONLY]
         return tuple(name for name in named if self.fn not in BUILTIN or name not in COLUMNS)
 
     def function(self) -> RewardFn:
-        """The function itself, loaded, with its options. Columns replace options of the same name, as `partial` does it."""
-        return partial(self._loaded(), **self.options)
-
-    def _loaded(self) -> RewardFn:
-        fn: RewardFn = load_object(self.target, f"reward.{self.name}") if isinstance(self.fn, str) else self.fn
-        return fn
+        """The function itself, loaded, with its options. Columns replace options of the same name."""
+        return self.call_spec().function()
 
 
 RewardSpec = RewardFn | str | RewardComponent | Sequence[RewardComponent] | Mapping[str, RewardFn | str | RewardComponent]

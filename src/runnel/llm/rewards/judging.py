@@ -1,25 +1,25 @@
-"""Call a reward function and check what it returns, in the caller's thread or in other threads.
+"""The reward pool: all components of a task are called, and what they return is checked.
 
-An exception or a value that is no reward becomes a failure with its reason. An executor runs the jobs of one component and
-returns outcomes by ticket, in any order. The executor with worker processes is in `processes.py`.
+An exception, a call that takes too long or a value that is no reward becomes a failure with its reason, never a 0. The pool
+consumes jobs (prompts, completions, columns) and produces verdicts. It waits for user code (`core/calls/pool.py`), at most
+`timeout_s` of the component for each try.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
-import threading
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
+from runnel.core.calls.pool import STEP_S, Args, CallOutcome, CallPool, attempt
 from runnel.core.checks import as_number, name_of, wrong_number
 from runnel.core.clock import Clock
+from runnel.core.errors import DataError
 from runnel.core.user_code import lines_of, summary
-from runnel.llm.rewards.components import Level, Reward, RewardComponent, RewardFn, Value
+from runnel.core.worker import progressed
+from runnel.llm.rewards.components import Level, RewardComponent, RewardFn, Value
 
 _PROMPT = 80
 """Letters of a prompt in a message."""
@@ -64,35 +64,33 @@ class RewardOutcome:
 @dataclass(frozen=True)
 class Verdict:
     """Rewards by channel for every completion of job `key`, or the reason why there are none, with the lines of user code that
-    raised."""
+    raised. `retried`: the reasons why components were called again."""
 
     key: int
     rewards: Rewards | None
     failure: str = ""
     lines: str = ""
-
-
-def call(fn: RewardFn, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, object]) -> list[Reward]:
-    """Call a reward function, sync or async, and return its list."""
-    answer = fn(list(prompts), list(completions), **columns)
-    return list(asyncio.run(_await(answer)) if inspect.isawaitable(answer) else answer)
-
-
-async def _await(answer: Awaitable[Sequence[Reward]]) -> Sequence[Reward]:
-    return await answer
+    retried: tuple[str, ...] = ()
 
 
 def judge(fn: RewardFn, component: RewardComponent, job: RewardJob) -> RewardOutcome:
     """Call a component's function in this process and check what it returns."""
+    return checked(component, job, attempt(fn, _arguments(component, job), component.fn))
+
+
+def _arguments(component: RewardComponent, job: RewardJob) -> Args:
+    """What a component's function is called with. Each call gets lists of its own."""
+    return (list(job.prompts), list(job.completions)), job.columns_for(component)
+
+
+def checked(component: RewardComponent, job: RewardJob, answer: CallOutcome) -> RewardOutcome:
+    """What a function returned, as rewards by channel; wrong lengths, names and numbers are failures."""
+    if answer.reason:
+        return RewardOutcome(None, answer.reason, lines=answer.lines)
     try:
-        values = call(fn, job.prompts, job.completions, job.columns_for(component))
-    except (Exception, SystemExit) as error:  # user code, which may run a model's code: counted, and the run goes on
+        values = list(answer.value)
+    except Exception as error:  # no list, or a generator of the user that raises
         return RewardOutcome(None, summary(error), lines=lines_of(error, component.fn))
-    return checked(component, job, values)
-
-
-def checked(component: RewardComponent, job: RewardJob, values: Sequence[object]) -> RewardOutcome:
-    """The values that a function returned, as rewards by channel; wrong lengths, names and numbers are failures."""
     if len(values) != len(job.completions):
         return _failed(component, f"{len(values)} rewards for {len(job.completions)} completions", broken=True)
     out: Rewards = {channel: [] for channel in component.weights}
@@ -173,19 +171,6 @@ def shown_prompt(prompt: str) -> str:
     return f"(prompt {text if len(text) <= _PROMPT else text[:_PROMPT] + ' ...'})"
 
 
-def joined(job: RewardJob, outcomes: Mapping[str, RewardOutcome]) -> Verdict:
-    """The verdict on a job from all its components. A completion to which nothing applies has no total: a failure."""
-    for name, outcome in outcomes.items():
-        if outcome.rewards is None:
-            failure = outcome.failure if len(outcomes) == 1 else f"{name}: {outcome.failure}"
-            return Verdict(job.key, None, failure, outcome.lines)
-    rewards = {channel: values for o in outcomes.values() for channel, values in (o.rewards or {}).items()}
-    for i in range(len(job.completions)):
-        if all(values[i] is None for values in rewards.values()):
-            return Verdict(job.key, None, "no verdict: no component applies (None)")
-    return Verdict(job.key, rewards)
-
-
 def scalar(value: Value) -> float:
     """A reward of any level as one number: the sum over tokens, segments or turns; NaN where it does not apply.
 
@@ -199,105 +184,114 @@ def scalar(value: Value) -> float:
     return value
 
 
-class RewardExecutor(ABC):
-    """Runs one component's jobs. A job has a time limit, except in `InlineExecutor`."""
+# ------------------------------------------------------------------------------------------------------------- the pool
+@dataclass
+class _Judged:
+    """A job without a verdict, and what its components have given so far."""
+
+    job: RewardJob
+    outcomes: dict[str, RewardOutcome] = field(default_factory=dict)
+    retried: list[str] = field(default_factory=list)
+
+
+class RewardPool:
+    """Runs the components of a reward in parallel, each on its own executor, so that a slow one does not delay the others.
+
+    With `ordered`, verdicts are returned in the order of submission, so that a run is deterministic. Without it, a verdict is
+    returned as soon as it is ready, and a job that hangs does not delay other groups.
+    """
+
+    def __init__(
+        self,
+        components: Sequence[RewardComponent],
+        *,
+        timeout_s: float = 30.0,
+        ordered: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        parts = [c.resolved() for c in components]
+        self._parts = {c.name: c for c in parts}
+        self._calls = CallPool([c.call_spec(timeout_s) for c in parts], ordered=False, clock=clock)
+        self._ordered = ordered
+        self._jobs: deque[_Judged] = deque()
+        self._asked: dict[int, tuple[_Judged, RewardComponent]] = {}
+        """By the ticket of a call: a job's key may be used again later, a ticket never."""
+        self._proved: set[str] = set()
+        """Components that have returned a valid reward."""
 
     def start(self) -> None:
-        """Start what takes time, before the first job."""
+        """Start worker processes early, while the rest of the run starts too."""
+        self._calls.start()
 
-    @abstractmethod
-    def submit(self, ticket: int, job: RewardJob) -> None: ...
+    def submit(self, job: RewardJob) -> int:
+        """Call all components for a job; returns its key, which its verdict has too."""
+        self._jobs.append(judged := _Judged(job))
+        for part in self._parts.values():
+            args, columns = _arguments(part, job)
+            self._asked[self._calls.submit(f"reward.{part.name}", *args, **columns)] = judged, part
+            progressed()  # an inline executor has run the function inside `submit`
+        return job.key
 
-    @abstractmethod
-    def poll(self, wait_s: float = 0.0) -> dict[int, RewardOutcome]:
-        """Outcomes since the last call, timeouts included. It waits up to `wait_s` for the first one."""
+    def pending(self) -> int:
+        """The number of jobs whose verdict was not collected yet."""
+        return len(self._jobs)
 
-    def close(self) -> None:
-        """Release threads and processes."""
+    def collect(self, *, block: bool) -> list[Verdict]:
+        """Verdicts that are ready, oldest job first (if `ordered`, up to the first that is not ready); with `block`, all."""
+        self.wait(0.0)
+        out = self._ready()
+        while block and self._jobs:
+            self.wait(STEP_S)
+            progressed()  # waiting is no hang: every job has its own deadline
+            out += self._ready()
+        return out
 
-
-def timed_out(component: RewardComponent, seconds: float) -> RewardOutcome:
-    """The outcome of a job that took too long, with the setting that gives it more time."""
-    field = f"timeout_s of reward {component.name!r}" if component.timeout_s else "data.reward_timeout_s"
-    return RewardOutcome(None, f"timeout after {seconds:g} s ({field})")
-
-
-class InlineExecutor(RewardExecutor):
-    """Runs a job inside `submit`: the cheapest way for a function that is fast and cannot hang."""
-
-    def __init__(self, component: RewardComponent) -> None:
-        self._component, self._fn = component, component.function()
-        self._found: dict[int, RewardOutcome] = {}
-
-    def submit(self, ticket: int, job: RewardJob) -> None:
-        self._found[ticket] = judge(self._fn, self._component, job)
-
-    def poll(self, wait_s: float = 0.0) -> dict[int, RewardOutcome]:
-        found, self._found = self._found, {}
-        return found
-
-
-class ThreadExecutor(RewardExecutor):
-    """Runs jobs in `component.workers` threads. A job that exceeds its time is abandoned: its thread cannot be stopped, so a
-    new thread replaces it, and the old one ends at the latest with the process."""
-
-    def __init__(self, component: RewardComponent, *, timeout_s: float, clock: Clock) -> None:
-        self._component, self._timeout_s, self._clock = component, timeout_s, clock
-        self._fn = component.function()
-        self._queue: deque[tuple[int, RewardJob]] = deque()
-        self._began: dict[int, float] = {}
-        self._found: dict[int, RewardOutcome] = {}
-        self._changed = threading.Condition()
-        self._threads = 0
-        self._closed = False
-
-    def submit(self, ticket: int, job: RewardJob) -> None:
-        with self._changed:
-            self._queue.append((ticket, job))
-            if self._threads < self._component.workers:
-                self._start()
-            self._changed.notify_all()
-
-    def poll(self, wait_s: float = 0.0) -> dict[int, RewardOutcome]:
-        with self._changed:
-            self._give_up()
-            if not self._found and wait_s > 0:
-                self._changed.wait(wait_s)
-                self._give_up()
-            found, self._found = self._found, {}
-            return found
+    def wait(self, seconds: float) -> None:
+        """Wait for a component, at most so long; `collect` returns verdicts."""
+        for answer in self._calls.collect(seconds):
+            judged, part = self._asked.pop(answer.ticket)
+            outcome = checked(part, judged.job, answer)
+            self._prove(part.name, judged.job, outcome)
+            judged.outcomes[part.name] = outcome
+            judged.retried += [_named(part.name, reason, len(self._parts)) for reason in answer.retried]
 
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._queue.clear()
-            self._changed.notify_all()
+        self._calls.close()
 
-    def _give_up(self) -> None:
-        now = self._clock.now()
-        for ticket in [t for t, began in self._began.items() if now - began >= self._timeout_s]:
-            del self._began[ticket]
-            self._found[ticket] = timed_out(self._component, self._timeout_s)
-            self._threads -= 1
-            if self._queue:
-                self._start()
+    def _prove(self, name: str, job: RewardJob, outcome: RewardOutcome) -> None:
+        """Raise if the first outcome of a function is no reward at all (text, a wrong number of rewards): the function has a
+        mistake, and the run ends before it trains on other rewards. Later ones and infinite numbers are counted failures."""
+        if outcome.broken and name not in self._proved:
+            at = shown_prompt(job.prompts[0])
+            raise DataError(f"reward {name!r}: {outcome.failure} {at}; see check_reward in docs/guides/add-a-reward.md")
+        if outcome.rewards is not None:
+            self._proved.add(name)
 
-    def _start(self) -> None:
-        self._threads += 1
-        threading.Thread(target=self._work, name=f"reward-{self._component.name}", daemon=True).start()
+    def _ready(self) -> list[Verdict]:
+        """Remove and return the verdicts of jobs that have all outcomes; in order of submission if `ordered`."""
+        out, waiting = [], deque[_Judged]()
+        for judged in self._jobs:
+            if (waiting and self._ordered) or len(judged.outcomes) < len(self._parts):
+                waiting.append(judged)
+                continue
+            verdict = joined(judged.job, {name: judged.outcomes[name] for name in self._parts})
+            out.append(replace(verdict, retried=tuple(judged.retried)) if judged.retried else verdict)
+        self._jobs = waiting
+        return out
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._queue and not self._closed:
-                    self._changed.wait()
-                if self._closed:
-                    return
-                ticket, job = self._queue.popleft()
-                self._began[ticket] = self._clock.now()
-            outcome = judge(self._fn, self._component, job)
-            with self._changed:
-                if self._began.pop(ticket, None) is None:
-                    return  # abandoned: another thread has replaced this one
-                self._found[ticket] = outcome
-                self._changed.notify_all()
+
+def joined(job: RewardJob, outcomes: Mapping[str, RewardOutcome]) -> Verdict:
+    """The verdict on a job from all its components. A completion to which nothing applies has no total: a failure."""
+    for name, outcome in outcomes.items():
+        if outcome.rewards is None:
+            return Verdict(job.key, None, _named(name, outcome.failure, len(outcomes)), outcome.lines)
+    rewards = {channel: values for o in outcomes.values() for channel, values in (o.rewards or {}).items()}
+    for i in range(len(job.completions)):
+        if all(values[i] is None for values in rewards.values()):
+            return Verdict(job.key, None, "no verdict: no component applies (None)")
+    return Verdict(job.key, rewards)
+
+
+def _named(name: str, reason: str, num_parts: int) -> str:
+    """A reason, with the name of the component if there are several."""
+    return reason if num_parts == 1 else f"{name}: {reason}"

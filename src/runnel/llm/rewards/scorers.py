@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from runnel.core.calls.pool import CallPool, CallSpec
 from runnel.core.errors import ConfigError, DataError
 from runnel.llm.checks.sizes import check_room
 from runnel.llm.model.causal_lm import num_positions
@@ -161,20 +161,25 @@ def judge(
 
     `template` may use {prompt}, {completion}, {low}, {high} and any column. The reply must be only a number from `low` to
     `high` ("7", or "7/10" if `high` is 10), or end with a line such as "Score: 7". Or give `pattern`, a regular expression with
-    one group, which finds the number. All requests are sent at once. Any other reply, a reply that was cut off, and an address
-    that does not reply are errors, and so counted failures.
+    one group, which finds the number. Up to 16 requests are sent at once; one that fails or takes longer than
+    `request_timeout_s` is sent up to `retries` times again. Any other reply, a reply that was cut off, and an address that does
+    not reply are errors, and so counted failures.
     """
 
-    def ask(i: int) -> float:
-        row = {k: v[i] for k, v in columns.items() if isinstance(v, list | tuple)}
-        text = template.format(**{**row, "prompt": prompts[i], "completion": completions[i], "low": low, "high": high})
-        body = {"model": model, "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": max_tokens}
-        key = os.environ.get(api_key_env, "")
-        reply = _post(f"{base_url.rstrip('/')}/chat/completions", body, key, retries=retries, timeout_s=request_timeout_s)
-        return score_of(reply, pattern, low, high)
-
-    with ThreadPoolExecutor(max_workers=min(16, len(completions))) as pool:
-        return list(pool.map(ask, range(len(completions))))
+    url = f"{base_url.rstrip('/')}/chat/completions"
+    key = os.environ.get(api_key_env, "")
+    at_once, limit = min(16, len(completions)), "request_timeout_s of reward 'judge'"
+    ask = CallSpec("judge", _post, {}, "thread", at_once, request_timeout_s, retries, limit)
+    with closing(CallPool([ask])) as pool:
+        for i, completion in enumerate(completions):
+            row = {k: v[i] for k, v in columns.items() if isinstance(v, list | tuple)}
+            text = template.format(**{**row, "prompt": prompts[i], "completion": completion, "low": low, "high": high})
+            body = {"model": model, "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": max_tokens}
+            pool.submit("judge", url, body, key, request_timeout_s)
+        replies = pool.wait_all()
+    if wrong := next((reply for reply in replies if reply.reason), None):
+        raise DataError(f"judge at {url}: {wrong.reason}")
+    return [score_of(reply.value, pattern, low, high) for reply in replies]
 
 
 _VALUE = r"(-?\d+(?:\.\d+)?)(?:\s*(?:/|out\s+of)\s*(\d+(?:\.\d+)?))?"
@@ -224,18 +229,13 @@ def _matched(text: str, pattern: str) -> float | None:
         return None
 
 
-def _post(url: str, body: Mapping[str, Any], key: str, *, retries: int, timeout_s: float) -> Any:
+def _post(url: str, body: Mapping[str, Any], key: str, timeout_s: float) -> Any:
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    for attempt in range(retries + 1):
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as reply:
-                return json.load(reply)
-        except urllib.error.HTTPError as error:
-            if attempt == retries or error.code not in (408, 429, 500, 502, 503, 504):
-                raise DataError(f"judge at {url}: HTTP {error.code}") from error
-        except (OSError, ValueError) as error:
-            if attempt == retries:
-                raise DataError(f"judge at {url}: {error}") from error
-        time.sleep(min(0.5 * 2**attempt, 8.0))
-    raise AssertionError
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as reply:
+            return json.load(reply)
+    except urllib.error.HTTPError as error:
+        if error.code in (408, 429, 500, 502, 503, 504):
+            raise
+        raise DataError(f"HTTP {error.code}") from error  # it would answer the same again

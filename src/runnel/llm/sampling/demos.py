@@ -66,10 +66,12 @@ class DemoSampler(ExampleSampler):
     """Writes the train examples of `task`, in a seeded order without end. Examples with more than `max_length` tokens, the
     model's context, are skipped."""
 
-    def __init__(self, task: TextTask, tokenizer: Tokenizer, *, seed: int, max_length: int | None = None) -> None:
+    def __init__(
+        self, task: TextTask, tokenizer: Tokenizer, *, seed: int, max_length: int | None = None, stream: str = "demos"
+    ) -> None:
         if any(e.answer is None for e in some(task.train, CHECKED)):
             raise ConfigError("task", task.name, "it has train examples without an answer; give each one, or skip the warm-up")
-        super().__init__(ExampleSource(task.train, seed=seed, name="demos"), "demos")
+        super().__init__(ExampleSource(task.train, seed=seed, name="demos"), stream)
         self._tokenizer, self._max_length = tokenizer, max_length
 
     def _fill(self, slot: Slot) -> int:
@@ -84,13 +86,13 @@ class DemoSampler(ExampleSampler):
         """The next demonstration that fits. Each one that does not fit or has no answer is skipped, with a warning."""
         room = room if self._max_length is None else min(room, self._max_length)
         for _ in range(MAX_SKIPPED):
-            task = self._source.next(1)[0]
+            task = self._source.next()
             example: Example = task.data["example"]
             prompt, answer = self._tokenizer.render(messages_of(example.prompt)), self._tokenizer.answer(example.answer or "")
             if example.answer is not None and len(prompt) + len(answer) <= room:
                 return prompt, answer
             reason = "no answer" if example.answer is None else f"{len(prompt) + len(answer)} tokens, room for {room}"
-            text = f"passed over a demonstration: {reason} (train example {task.id})"
+            text = f"passed over a demonstration: {reason} (train example {task.data['index']})"
             self._events.append({"kind": "event", "level": "warning", "text": text})
         raise DataError(
             f"{MAX_SKIPPED} demonstrations in a row do not fit into {room} tokens; use a longer context, or shorter answers"

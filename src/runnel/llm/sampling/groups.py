@@ -1,7 +1,9 @@
 """Token trajectories: the fields of their streams, and a group of completions from prompt to segment.
 
 Samplers and learner agree on the fields. Rows are ragged: the tokens of all rows of a segment lie one after another along `N`;
-`row_start` and `row_length` say where each row lies.
+`row_start` and `row_length` say where each row lies. A completion is one row. A conversation of several turns is one row as
+long as each prompt begins with all that was said before; where it does not (a history that is rewritten), a new row begins,
+and `row_owner` says that it belongs to the same trajectory.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ class CompletionGroup:
     is a reference, its log-probabilities of each finished row are requested meanwhile."""
 
     slot: Slot
-    task_id: int
     example: Example
     prompt: list[int]
     tickets: dict[int, int] = field(default_factory=dict)
@@ -41,6 +42,8 @@ class CompletionGroup:
     """Log-probabilities of the completion under the reference, by row."""
     rewards: Rewards | None = None
     """The rewards, while the group waits for the reference."""
+    attempt: int = 0
+    """How often the segment was begun before, and given up."""
 
     @property
     def required(self) -> int:
@@ -81,7 +84,17 @@ def fill(group: CompletionGroup, levels: Mapping[str, Level], tokenizer: Tokeniz
         start = end
     versions = torch.cat([r["policy_version"] for r in group.replies.values()])
     header.version_min, header.version_max = int(versions.min()), int(versions.max())
-    header.group_id, header.task_id, header.used = header.sample_id, group.task_id, {"N": start}
+    header.group_id, header.task_id = header.sample_id, group.example.id
+    header.used = {"N": start, "R": len(group.replies), "U": len(group.replies)}
+
+
+def tell_replaced(group: CompletionGroup, given_up: Sequence[tuple[int, float]]) -> None:
+    """Write what a segment replaced, as task and mean reward, beside its rows; what failed has no reward and is not told."""
+    known = [(task_id, reward) for task_id, reward in given_up if reward == reward]
+    for name, i in (("replaced/task_id", 0), ("replaced/reward", 1)):
+        if name in group.slot.arrays:
+            group.slot.arrays[name][:] = -1
+            group.slot.arrays[name][: len(known)] = torch.tensor([pair[i] for pair in known])
 
 
 def spread(value: Value, level: Level, tokens: Sequence[int], tokenizer: Tokenizer) -> Tensor:
@@ -108,7 +121,6 @@ def group_data(group: CompletionGroup) -> State:
     example = group.example
     return {
         "slot": group.slot.index,
-        "task_id": group.task_id,
         "prompt": example.prompt if isinstance(example.prompt, str) else [dict(m) for m in example.prompt],
         "answer": example.answer,
         "columns": dict(example.columns),
@@ -118,18 +130,19 @@ def group_data(group: CompletionGroup) -> State:
         "asked": [[k, v] for k, v in group.asked.items()],
         "reference": [[k, v.clone()] for k, v in group.reference.items()],
         "rewards": group.rewards,
+        "attempt": group.attempt,
     }
 
 
 def group_from(data: State, writer: SampleWriter) -> CompletionGroup:
     """The group that `group_data` saved. The writer still has its segment, and the client its tickets."""
     example = Example(data["prompt"], data["answer"], dict(data["columns"]))
-    group = CompletionGroup(writer.reclaim(data["slot"]), data["task_id"], example, data["tokens"].tolist())
+    group = CompletionGroup(writer.reclaim(data["slot"]), example, data["tokens"].tolist())
     group.tickets = {int(k): int(v) for k, v in data["tickets"]}
     group.replies = {int(k): Batch(v) for k, v in data["replies"]}
     group.asked = {int(k): int(v) for k, v in data.get("asked", ())}  # older checkpoints have none of these
     group.reference = {int(k): v for k, v in data.get("reference", ())}
-    group.rewards = data.get("rewards")
+    group.rewards, group.attempt = data.get("rewards"), data.get("attempt", 0)
     return group
 
 
@@ -140,37 +153,58 @@ def rollout_stream(
     max_tokens: int,
     rewards: Sequence[str] = ("reward",),
     token_rewards: Sequence[str] = (),
+    turn_rewards: Sequence[str] = (),
     sampling_logprob: bool = False,
     reference_logprob: bool = False,
+    num_replaced: int = 0,
     groups_per_batch: int = 1,
+    max_turns: int = 1,
+    max_rows: int = 1,
     capacity: int = 2,
     num_writers: int = 1,
 ) -> StreamSpec:
     """A stream of groups: one segment is the `group_size` completions of one prompt.
 
     Per token: `tokens`, `loss_mask` (the completion), `logprob` (behaviour, at the sampling temperature), `policy_version` (-1
-    in prompts). Per row: `row_start`, `row_length`, `prompt_length`, `terminated` (ended by eos), `truncated` (hit
-    `max_tokens`), and one `rewards/<channel>` each, NaN where it does not apply; channels in `token_rewards` are per token.
-    `sampling_logprob` per token if sampling is truncated: in the distribution that the tokens were drawn from.
-    `reference_logprob` per token if workers of their own compute it with a reference model.
+    in prompts). Per row: `row_start`, `row_length`, `prompt_length`. Per trajectory: `terminated` (ended by eos), `truncated`
+    (hit `max_tokens`), and one `rewards/<channel>` each, NaN where it does not apply; channels in `token_rewards` are per
+    token. `sampling_logprob` per token if sampling is truncated: in the distribution that the tokens were drawn from.
+    `reference_logprob` per token if workers of their own compute it with a reference model. `replaced/task_id` and
+    `replaced/reward` per segment: tasks that it replaced, up to `num_replaced`, and their mean rewards; -1 where there is none.
+
+    With `max_turns` or `max_rows` above 1 a trajectory is a conversation of up to so many turns, in up to so many rows (`R`)
+    with their `row_owner`; a turn (`U`) has its row, where it starts and ends in that, what it earned (`turn_rewards` are
+    channels by turn), `turn_key` (equal for turns that saw the same) and its `duration_s`. Then `max_prompt` and `max_tokens`
+    are sums over a trajectory.
     """
-    fields = _ragged()
+    several = max_turns > 1 or max_rows > 1
+    fields = _ragged("R" if several else "B")
     fields["logprob"] = FieldSpec(("N",))
     fields["policy_version"] = FieldSpec(("N",), torch.int64)
-    fields["prompt_length"] = FieldSpec(("B",), torch.int64)
+    fields["prompt_length"] = FieldSpec(fields["row_length"].dims, torch.int64)
     fields["terminated"] = FieldSpec(("B",), torch.bool)
     fields["truncated"] = FieldSpec(("B",), torch.bool)
     if sampling_logprob:
         fields["sampling_logprob"] = FieldSpec(("N",))
     if reference_logprob:
         fields["reference_logprob"] = FieldSpec(("N",))
+    if num_replaced:
+        fields |= {"replaced/task_id": FieldSpec((num_replaced,), torch.int64), "replaced/reward": FieldSpec((num_replaced,))}
     for channel in rewards:
-        fields[f"rewards/{channel}"] = FieldSpec(("N",) if channel in token_rewards else ("B",))
+        dim = "N" if channel in token_rewards else "U" if channel in turn_rewards else "B"
+        fields[f"rewards/{channel}"] = FieldSpec((dim,))
+    sizes = {"N": group_size * (max_prompt + max_tokens), "B": group_size}
+    if several:
+        fields["row_owner"] = FieldSpec(("R",), torch.int64, index_of=("B",))
+        fields["turn_row"] = FieldSpec(("U",), torch.int64, index_of=("R",))
+        fields |= {name: FieldSpec(("U",), torch.int64) for name in ("turn_start", "turn_end", "turn_key")}
+        fields["duration_s"] = FieldSpec(("U",))
+        sizes |= {"R": group_size * max_rows, "U": group_size * max_turns}
     return StreamSpec(
         name="rollouts",
         fields=fields,
-        sizes={"N": group_size * (max_prompt + max_tokens), "B": group_size},
-        variable=("N",),
+        sizes=sizes,
+        variable=("N", "R", "U") if several else ("N",),
         unit_rows=group_size,
         capacity=capacity,
         batch_segments=groups_per_batch,
@@ -181,7 +215,7 @@ def rollout_stream(
 def demo_stream(*, rows: int, max_length: int, capacity: int = 2) -> StreamSpec:
     """A stream of demonstrations: one segment is `rows` pairs of prompt and answer; `loss_mask` marks the answer."""
     sizes = {"N": rows * max_length, "B": rows}
-    return StreamSpec("demos", _ragged(), sizes, variable=("N",), capacity=capacity)
+    return StreamSpec("demos", _ragged("B"), sizes, variable=("N",), capacity=capacity)
 
 
 def pair_stream(*, num_pairs: int, max_length: int, capacity: int = 2) -> StreamSpec:
@@ -191,19 +225,23 @@ def pair_stream(*, num_pairs: int, max_length: int, capacity: int = 2) -> Stream
     return replace(spec, name="pairs", unit_rows=2)
 
 
-def _ragged() -> dict[str, FieldSpec]:
+def _ragged(rows: str) -> dict[str, FieldSpec]:
+    """Rows of tokens, counted along the dim `rows`."""
     return {
         "tokens": FieldSpec(("N",), torch.int64),
         "loss_mask": FieldSpec(("N",), torch.bool),
-        "row_start": FieldSpec(("B",), torch.int64),
-        "row_length": FieldSpec(("B",), torch.int64),
+        "row_start": FieldSpec((rows,), torch.int64),
+        "row_length": FieldSpec((rows,), torch.int64, length_of="N"),
     }
 
 
 def write_row(arrays: Batch, row: int, start: int, prompt: Tensor, answer: Tensor) -> int:
-    """Put one prompt and its answer at `start`; returns how many tokens that took."""
+    """Put one prompt and its answer, the only row and turn of a trajectory, at `start`; returns how many tokens that took."""
     middle, end = start + len(prompt), start + len(prompt) + len(answer)
     arrays["tokens"][start:middle], arrays["tokens"][middle:end] = prompt, answer
     arrays["loss_mask"][start:middle], arrays["loss_mask"][middle:end] = False, True
     arrays["row_start"][row], arrays["row_length"][row] = start, end - start
+    if "row_owner" in arrays:
+        arrays["row_owner"][row] = arrays["turn_row"][row] = row
+        arrays["turn_start"][row], arrays["turn_end"][row] = middle - start, end - start
     return end - start

@@ -60,8 +60,9 @@ class PairSampler(ExampleSampler):
 
     def _fill(self, slot: Slot) -> int:
         start, room = 0, slot.spec.sizes["N"]
-        for i, task in enumerate(self._source.next(slot.spec.num_rows // 2)):
-            for side, (prompt, answer) in enumerate(pair_rows(self._pairs[task.id], self._tokenizer)):
+        for i in range(slot.spec.num_rows // 2):
+            pair = self._pairs[self._source.next().data["index"]]
+            for side, (prompt, answer) in enumerate(pair_rows(pair, self._tokenizer)):
                 if start + len(prompt) + len(answer) > room:
                     raise DataError(f"pairs do not fit their segment of {room} tokens; raise max_length")
                 start += write_row(slot.arrays, 2 * i + side, start, torch.tensor(prompt), torch.tensor(answer))
@@ -82,7 +83,10 @@ class PairWriter:
 
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
         some = [s for part in segments.values() for s in part]
-        return Batch(join_rows(some) | {"task_id": torch.tensor([s.header.task_id for s in some])})
+        rows = join_rows(some)
+        if len(rows["row_length"]) != len(rows["group"]):
+            raise DataError("pairs are written of completions of one turn; this stream has several rows a trajectory")
+        return rows
 
     def update(self, batch: Batch) -> Update:
         rewards = sum_channels(batch, self.channels)
@@ -98,7 +102,11 @@ class PairWriter:
         return Update(metrics)
 
     def _pair(self, batch: Batch, chosen: int, rejected: int) -> Pair:
-        example = self.task.train[int(batch["task_id"][batch["group"][chosen]])]
+        task_id = int(batch["task_id"][chosen])
+        example = self.task.find(task_id)
+        if example is None:
+            why = "was the data edited, or the checkpoint made by a release that numbered examples by their place?"
+            raise DataError(f"task {self.task.name!r} has no train example with the id {task_id}; {why} Start a new run")
         return Pair(example.prompt, self._text(batch, chosen), self._text(batch, rejected))
 
     def _text(self, batch: Batch, row: int) -> str:

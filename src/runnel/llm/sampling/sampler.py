@@ -6,13 +6,14 @@ allows), for the parameter version that a segment requires, for the engine, for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import SampleWriter
-from runnel.core.contracts.tasks import TaskSource
+from runnel.core.contracts.tasks import TaskSource, Turn
 from runnel.core.errors import DataError
 from runnel.core.records import Slot
 from runnel.core.rng import make_seed
@@ -20,9 +21,8 @@ from runnel.core.state import State
 from runnel.core.worker import progressed
 from runnel.llm.engines.requests import SamplingConfig, request_rows
 from runnel.llm.learning.reference import REFERENCE, ReferencePlan, reference_rows
-from runnel.llm.rewards.judging import RewardJob, Verdict, shown_prompt
-from runnel.llm.rewards.pool import RewardPool
-from runnel.llm.sampling.groups import CompletionGroup, fill, group_data, group_from
+from runnel.llm.rewards.judging import RewardJob, RewardPool, Verdict, shown_prompt
+from runnel.llm.sampling.groups import CompletionGroup, fill, group_data, group_from, tell_replaced
 from runnel.llm.tasks import Example, ExampleSource, TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
 
@@ -44,8 +44,13 @@ class PromptSampler:
     (in one process, where no worker is woken by another). `max_refills` is dynamic sampling (DAPO, section 3.2): a group whose
     rewards are all equal has no gradient, so it is cancelled as `no_signal` and another prompt replaces it, at most so many
     times in a row. With `greedy_first`, the first row of a group is greedy and its tokens are not trained: a baseline (ReMax).
+    With `too_old`, a group of which some completions are done, and so old that it can only be dropped
+    (`too_old(their oldest version, the learner's version)`), is cancelled as `aborted`: the engine stops its other completions.
     With a plan for the `reference`, each finished completion is sent to the reference's workers; for a group that requires a
     version, the reference that belongs to that version computes the log-probabilities.
+
+    A `source` that uses history is asked for the task of a segment when the history of the segment's version is there. All
+    actors of such a run have one seed, and draw by the number of the segment: who makes it does not change what is in it.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class PromptSampler:
         max_refills: int = 0,
         greedy_first: bool = False,
         reference: ReferencePlan | None = None,
+        too_old: Callable[[int, int], bool] | None = None,
     ) -> None:
         self.task, self.tokenizer, self.group_size = task, tokenizer, group_size
         self._max_tokens, self._seed, self._sampling = max_tokens, seed, sampling or SamplingConfig()
@@ -75,8 +81,13 @@ class PromptSampler:
         self._blocking = blocking_rewards
         self._levels = {channel: part.level for part in task.components for channel in part.weights}
         self._max_refills, self._refills = max_refills, 0
-        self._greedy_first, self._reference = greedy_first, reference
+        self._greedy_first, self._reference, self._too_old = greedy_first, reference, too_old
         self._groups: list[CompletionGroup] = []
+        self._reserved: Slot | None = None
+        """A segment that waits for the history of its version."""
+        self._given_up: dict[int, list[tuple[int, float]]] = {}
+        """Of a source that uses history: what was begun before for a segment, and given up, as task and mean reward (NaN: it
+        failed). By its number; together (-1) where a number is not given again."""
         self._num_groups = 0
         self._failures = 0
         self._events: list[State] = []
@@ -90,7 +101,8 @@ class PromptSampler:
         self._waits_for = ""
         self._collect(client, reference)
         self._reissue(client)
-        work = self._open(writer) + self._submit(client)
+        self._abort(client, writer, reference)
+        work = self._open(client, writer) + self._submit(client)
         if client.pending():
             work += client.poll()
             self._waits_for = self._waits_for or f"{client.pending()} completions of inference {POLICY!r}"
@@ -107,22 +119,38 @@ class PromptSampler:
                 return 1
         return work
 
-    def _open(self, writer: SampleWriter) -> int:
+    def _open(self, client: InferenceClient, writer: SampleWriter) -> int:
         """Reserve segments and give each a task."""
         opened = 0
-        while (slot := writer.reserve()) is not None:
-            task = self._source.next(1)[0]
-            example: Example = task.data["example"]
+        while (slot := self._reserved or writer.reserve()) is not None:
+            self._reserved = None
+            turn = self._turn(client, slot)
+            if turn is None:
+                self._reserved, self._waits_for = (
+                    slot,
+                    f"the history of tasks of version {max(slot.header.required_version, 0)}",
+                )
+                return opened
+            example: Example = self._source.next(turn).data["example"]
             prompt = self.tokenizer.render(messages_of(example.prompt))
+            group = CompletionGroup(slot, example, prompt, attempt=turn.attempt)
             room = slot.spec.sizes["N"] // self.group_size - self._max_tokens
             if len(prompt) > room:
-                self._cancel(slot, writer, f"prompt_too_long: {len(prompt)} tokens, room for {room}", example)
+                self._cancel(group, writer, f"prompt_too_long: {len(prompt)} tokens, room for {room}")
                 break
-            self._groups.append(CompletionGroup(slot, task.id, example, prompt))
+            self._groups.append(group)
             opened += 1
         if not self._groups:
             self._waits_for = f"a free segment of stream {ROLLOUTS!r}"
         return opened
+
+    def _turn(self, client: InferenceClient, slot: Slot) -> Turn | None:
+        """What the task of a segment is chosen by; None while the history of its version has not arrived."""
+        header = slot.header
+        if not self._source.uses_history:
+            return Turn(header.sequence)
+        history = client.constants(header.required_version)
+        return None if history is None else Turn(header.sequence, len(self._given_up.get(_number(slot), ())), history=history)
 
     def _submit(self, client: InferenceClient) -> int:
         """Submit waiting groups whose version is loaded, oldest first."""
@@ -153,7 +181,10 @@ class PromptSampler:
 
     def _request(self, client: InferenceClient, group: CompletionGroup, rows: Sequence[int]) -> None:
         for row in rows:
-            seed = make_seed(self._seed, "sample", group.slot.header.sample_id + row)
+            names: tuple[int, ...] = (group.slot.header.sample_id + row,)
+            if self._source.uses_history:
+                names = (group.slot.header.sequence, group.attempt, row)
+            seed = make_seed(self._seed, "sample", *names)
             sampling = self._greedy if self._greedy_first and row == 0 else self._sampling
             request = request_rows(group.prompt, seed=seed, max_tokens=self._max_tokens, sampling=sampling)
             group.tickets[row] = client.submit(request, version=group.required, affinity=group.slot.header.sequence)
@@ -183,6 +214,17 @@ class PromptSampler:
         for group in lost:
             rows, group.tickets = sorted(group.tickets), {}
             self._request(client, group, rows)
+
+    def _abort(self, client: InferenceClient, writer: SampleWriter, reference: InferenceClient | None) -> None:
+        """Give up groups that are too old already, while completions of theirs still run."""
+        if self._too_old is None:
+            return
+        for group in [g for g in self._groups if g.tickets and g.replies]:
+            oldest = min(int(reply["policy_version"].min()) for reply in group.replies.values())
+            if self._too_old(oldest, writer.version()):
+                client.abort(list(group.tickets.values()))
+                self._drop(group, reference)
+                writer.cancel(group.slot, "aborted")
 
     # ------------------------------------------------------------------------------------------------------- reference
     def _ask_reference(self, group: CompletionGroup, row: int, reference: InferenceClient) -> None:
@@ -219,23 +261,35 @@ class PromptSampler:
 
     def _finish(self, verdict: Verdict, writer: SampleWriter, reference: InferenceClient | None) -> int:
         group = next(g for g in self._groups if g.slot.header.sample_id == verdict.key)
+        for reason in verdict.retried:
+            self._events.append({"kind": "call_retried", "reason": reason, "prompt": shown_prompt(group.example.text)})
         if verdict.rewards is None:
             self._drop(group, reference)
-            self._cancel(group.slot, writer, f"reward_failed: {verdict.failure}", group.example, verdict.lines)
+            self._cancel(group, writer, f"reward_failed: {verdict.failure}", verdict.lines)
             return 1
         self._failures = 0
         rewards = verdict.rewards
         totals = [self.task.total({c: values[i] for c, values in rewards.items()}) for i in range(self.group_size)]
         self._report(group, totals)
-        if max(totals) == min(totals) and self._refills < self._max_refills:
+        if max(totals) == min(totals) and self._num_refills(group) < self._max_refills:
             self._refills += 1
             self._drop(group, reference)
+            self._give_up(group, totals[0])
             writer.cancel(group.slot, "no_signal")
             return 1
         self._refills, group.rewards = 0, rewards
         if not group.asked:
             self._commit(group, writer)
         return 1
+
+    def _num_refills(self, group: CompletionGroup) -> int:
+        """Groups in a row that were replaced: of this segment, or where no history is used, of this actor."""
+        return len(self._given_up.get(_number(group.slot), ())) if self._source.uses_history else self._refills
+
+    def _give_up(self, group: CompletionGroup, reward: float = math.nan) -> None:
+        """Note what the trainer would not hear of otherwise."""
+        if self._source.uses_history:
+            self._given_up.setdefault(_number(group.slot), []).append((group.example.id, reward))
 
     def _drop(self, group: CompletionGroup, reference: InferenceClient | None) -> None:
         """Remove a group, and cancel its requests to the reference."""
@@ -246,15 +300,18 @@ class PromptSampler:
     def _commit(self, group: CompletionGroup, writer: SampleWriter) -> None:
         self._groups.remove(group)
         fill(group, self._levels, self.tokenizer)
+        if self._source.uses_history:
+            tell_replaced(group, self._given_up.pop(_number(group.slot), ()))
         if self._greedy_first:
             group.slot.arrays["loss_mask"][: group.slot.arrays["row_length"][0]] = False
         num_steps = sum(len(r["tokens"]) for r in group.replies.values())
         writer.commit(group.slot, num_steps=num_steps)
 
-    def _cancel(self, slot: Slot, writer: SampleWriter, reason: str, example: Example, lines: str = "") -> None:
-        """Cancel a segment, and raise after too many in a row. `lines` are the lines of the user's code that failed."""
-        writer.cancel(slot, reason)
-        at = {"prompt": shown_prompt(example.text), "lines": lines}
+    def _cancel(self, group: CompletionGroup, writer: SampleWriter, reason: str, lines: str = "") -> None:
+        """Cancel a group, and raise after too many in a row. `lines` are the lines of the user's code that failed."""
+        self._give_up(group)
+        writer.cancel(group.slot, reason)
+        at = {"prompt": shown_prompt(group.example.text), "lines": lines}
         self._events.append({"kind": "failure", "reason": reason, "rows": self.group_size, **at})
         self._failures += 1
         if self._failures >= MAX_FAILURES:
@@ -262,7 +319,6 @@ class PromptSampler:
             raise DataError(f"{what}; fix the task {self.task.name!r}{lines}")
 
     def _report(self, group: CompletionGroup, totals: Sequence[float]) -> None:
-        self._source.report(group.task_id, {"reward": sum(totals) / len(totals)})
         version = max(int(r["policy_version"].max()) for r in group.replies.values())
         for row, total in enumerate(totals):
             length = len(group.replies[row]["tokens"])
@@ -291,6 +347,8 @@ class PromptSampler:
             "refills": self._refills,
             "events": [dict(e) for e in self._events],
             "groups": [group_data(g) for g in self._groups],
+            "reserved": None if self._reserved is None else self._reserved.index,
+            "given_up": [[number, [list(one) for one in some]] for number, some in self._given_up.items()],
         }
 
     def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
@@ -299,6 +357,9 @@ class PromptSampler:
         self._source.restore(state["source"])
         self._num_groups, self._failures, self._refills = state["num_groups"], state["failures"], state["refills"]
         self._events = [dict(e) for e in state["events"]]
+        index = state.get("reserved")  # older checkpoints have neither this nor the next
+        self._reserved = None if index is None else writer.reclaim(index)
+        self._given_up = {int(number): [(int(i), r) for i, r in some] for number, some in state.get("given_up", ())}
         self._groups = []
         for data in state["groups"]:
             self._groups.append(group := group_from(data, writer))
@@ -307,3 +368,8 @@ class PromptSampler:
 
     def close(self) -> None:
         self._pool.close()
+
+
+def _number(slot: Slot) -> int:
+    """The number of a segment that is made again under it when it is cancelled; -1 for others."""
+    return slot.header.sequence if slot.header.required_version >= 0 else -1

@@ -1,26 +1,28 @@
 """Text tasks in plain Python: their prompts, demonstrations and rewards, and which prompt is next.
 
-A user's own task is a function that returns a `TextTask`, named as `file.py:make_task`. A source gives its examples in a seeded
-order without end: all of them, or those of intermediate difficulty.
+A user's own task is a function that returns a `TextTask`, named as `file.py:make_task`. An `ExampleSource` gives its examples
+in a seeded order without end; a source that chooses by what was learned of prompts is in `difficulty.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
-from runnel.core.bounds import bounded, check_bounds
-from runnel.core.contracts.tasks import Task
+from runnel.core.contracts.tasks import Task, Turn
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.resuming import OnResume, may_change, stays
-from runnel.core.rng import make_rng, rng_state, set_rng_state
+from runnel.core.rng import content_id, make_rng, rng_state, set_rng_state
 from runnel.core.state import State
 from runnel.llm.rewards.components import RewardComponent, RewardSpec, Value, as_components
 from runnel.llm.rewards.judging import scalar
+
+ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.I)
+"""What Python writes of an object that does not say what it holds: another in every process."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,17 @@ class Example:
     def text(self) -> str:
         """The prompt as one string, for reward functions and for reading."""
         return self.prompt if isinstance(self.prompt, str) else "\n".join(m["content"] for m in self.prompt)
+
+    @cached_property
+    def id(self) -> int:
+        """A hash of all that the example holds: the same in every pass, run and process, wherever the example stands.
+
+        >>> Example("2 + 2", "4").id == Example("2 + 2", "4").id != Example("2 + 2", "5").id
+        True
+        """
+        prompt = self.prompt if isinstance(self.prompt, str) else [dict(m) for m in self.prompt]
+        text = json.dumps([prompt, self.answer, dict(self.columns)], sort_keys=True, default=_plain)
+        return content_id(text.encode())
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,25 @@ class TextTask:
                 f"task {self.name!r}: {len(shared)} evaluation prompts are in the train split, e.g. {min(shared)!r}"
             )
 
+    def find(self, task_id: int) -> Example | None:
+        """The train example with this id. Examples are made and looked at in their order, and only as far as needed."""
+        if task_id not in self._places:
+            for index, example in self._rest:
+                self._places.setdefault(example.id, index)
+                if example.id == task_id:
+                    break
+        return self.train[self._places[task_id]] if task_id in self._places else None
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        """By the id of an example that was looked at, its place in `train`."""
+        return {}
+
+    @cached_property
+    def _rest(self) -> Iterator[tuple[int, Example]]:
+        """Those that were not looked at yet."""
+        return iter(enumerate(self.train))
+
     @cached_property
     def components(self) -> tuple[RewardComponent, ...]:
         """The parts of the reward."""
@@ -95,117 +127,43 @@ class TextTask:
         return sum(w * scalar(rewards[c]) for c, w in pairs if rewards[c] is not None)
 
 
-class ExampleSource:
-    """A `TaskSource` that draws from a list without end, in a new seeded order in every pass. A task's id is its list index.
+def _plain(value: object) -> object:
+    """A value that JSON does not know, as one that it does, and that is the same in every process."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    if ADDRESS.search(text := repr(value)):
+        raise DataError(
+            f"a column of an example holds {text}; give it plain data, or a class of it a `__repr__` of its content"
+        )
+    return text
 
-    `report` keeps the last reward and the number of visits of each example, for curricula.
-    """
+
+class ExampleSource:
+    """A `TaskSource` that draws from a list without end, in a new seeded order in every pass."""
+
+    uses_history = False
 
     def __init__(self, examples: Sequence[Example], *, seed: int, name: str = "prompts") -> None:
         self._examples = examples
         self._rng = make_rng(seed, "tasks", name)
         self._order: np.ndarray = np.empty(0, dtype=np.int64)
         self._next = 0
-        self.num_visits = np.zeros(len(examples), dtype=np.int64)
-        self.last_reward = np.full(len(examples), np.nan)
 
-    def next(self, n: int) -> list[Task]:
-        ids = [self._draw() for _ in range(n)]
-        return [Task(i, {"example": self._examples[i]}) for i in ids]
-
-    def report(self, task_id: int, outcome: Mapping[str, float]) -> None:
-        self.num_visits[task_id] += 1
-        self.last_reward[task_id] = outcome["reward"]
+    def next(self, turn: Turn | None = None) -> Task:
+        """The next example; `index` is its place in the list."""
+        if self._next == len(self._order):
+            self._order, self._next = self._rng.permutation(len(self._examples)), 0
+        self._next += 1
+        index = int(self._order[self._next - 1])
+        return Task(self._examples[index].id, {"example": self._examples[index], "index": index})
 
     def snapshot(self) -> State:
-        return {
-            "rng": rng_state(self._rng),
-            "order": self._order.copy(),
-            "next": self._next,
-            "num_visits": self.num_visits.copy(),
-            "last_reward": self.last_reward.copy(),
-        }
+        return {"rng": rng_state(self._rng), "order": self._order.copy(), "next": self._next}
 
     def restore(self, state: State) -> None:
         set_rng_state(self._rng, state["rng"])
         self._order, self._next = np.array(state["order"]), int(state["next"])
-        self.num_visits, self.last_reward = np.array(state["num_visits"]), np.array(state["last_reward"])
-
-    def _draw(self) -> int:
-        if self._next == len(self._order):
-            self._order, self._next = self._rng.permutation(len(self._examples)), 0
-        self._next += 1
-        return int(self._order[self._next - 1])
-
-
-@dataclass(frozen=True)
-class DifficultyConfig:
-    """The online difficulty filter: prompts that are always or never solved teach nothing, so they are skipped for a while."""
-
-    on_resume: ClassVar[OnResume] = may_change(
-        "low", "high", "momentum", "retry_after", then="counts from the next prompt on"
-    ) | stays("on", why="the accuracy of prompts is known from the start, or not at all")
-
-    on: bool = False
-    """Play prompts of intermediate accuracy, and new ones; others only now and then."""
-    low: float = 0.1
-    """Lowest mean reward of a prompt that is played in every pass."""
-    high: float = 0.9
-    """Highest mean reward of such a prompt."""
-    momentum: float = bounded(0.5, at_least=0, below=1)
-    """How much of a prompt's mean reward each new visit keeps of the visits before."""
-    retry_after: int = bounded(1000, at_least=1)
-    """A prompt outside of the band is tried again after so many other prompts."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "filter.")
-        if not self.low <= self.high:
-            raise ConfigError("filter.low", self.low, f"must not be above filter.high = {self.high}")
-
-
-class DifficultySource(ExampleSource):
-    """An `ExampleSource` that skips prompts outside of a band of mean reward (the batch is filled with others).
-
-    `success` is each prompt's running mean reward, `last_drawn` the count of draws when it was last played; both are part of a
-    checkpoint. If no prompt of a whole pass may be played, the one that was played longest ago is.
-    """
-
-    def __init__(self, examples: Sequence[Example], config: DifficultyConfig, *, seed: int, name: str = "prompts") -> None:
-        super().__init__(examples, seed=seed, name=name)
-        self._config = config
-        self.success = np.full(len(examples), np.nan)
-        self.last_drawn = np.full(len(examples), -1, dtype=np.int64)
-        self.num_drawn = 0
-        self.num_skipped = 0
-
-    def report(self, task_id: int, outcome: Mapping[str, float]) -> None:
-        super().report(task_id, outcome)
-        before, keep = self.success[task_id], self._config.momentum
-        self.success[task_id] = outcome["reward"] if np.isnan(before) else keep * before + (1 - keep) * outcome["reward"]
-
-    def snapshot(self) -> State:
-        counts = {"num_drawn": self.num_drawn, "num_skipped": self.num_skipped}
-        return {**super().snapshot(), **counts, "success": self.success.copy(), "last_drawn": self.last_drawn.copy()}
-
-    def restore(self, state: State) -> None:
-        super().restore(state)
-        self.success, self.last_drawn = np.array(state["success"]), np.array(state["last_drawn"])
-        self.num_drawn, self.num_skipped = int(state["num_drawn"]), int(state["num_skipped"])
-
-    def _draw(self) -> int:
-        for _ in range(len(self.success)):
-            i = super()._draw()
-            if self._may_play(i):
-                return self._drawn(i)
-            self.num_skipped += 1
-        return self._drawn(int(self.last_drawn.argmin()))
-
-    def _may_play(self, i: int) -> bool:
-        c, mean = self._config, self.success[i]
-        rested = self.num_drawn - self.last_drawn[i] >= c.retry_after
-        return bool(np.isnan(mean) or c.low <= mean <= c.high or rested)
-
-    def _drawn(self, i: int) -> int:
-        self.last_drawn[i] = self.num_drawn
-        self.num_drawn += 1
-        return i

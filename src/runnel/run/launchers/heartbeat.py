@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ class Heartbeat:
 
         - `stages`: for each worker its stage, the stage's age, and whether the worker is in it for the first time.
         - `held`: for each worker that waits for other ranks inside a stage, for how long.
+        - `cpu_s`: for how long the process has computed since its start.
         - `progressed`: whether work came back since the last call. `moved`: that, or a stage changed.
         """
         now = self._clock.now()
@@ -47,7 +49,7 @@ class Heartbeat:
             stages[worker.name] = [name, now - max(since, self._came_back), not worker.timer.knows(name)]
             if (start := worker.timer.held) is not None:
                 held[worker.name] = now - start
-        return {"stages": stages, "held": held, "progressed": progressed, "moved": moved}
+        return {"stages": stages, "held": held, "cpu_s": time.process_time(), "progressed": progressed, "moved": moved}
 
     def _changes(self) -> tuple[bool, bool]:
         work = num_progressed(), self._written()

@@ -45,7 +45,7 @@ def _launch(session: Session) -> str:
             group.take_learner(read_learner(session.warm_learner, session.experiment.leader.name), source)
         elif session.warm_params is not None:
             group.warm_start(session.warm_params, source)
-        session.begin()
+        session.begin(group.live())
         status = _rounds(session, group)
         if status != "interrupted":
             status = status if group.evaluate() else "interrupted"
@@ -71,6 +71,7 @@ def _set_up(session: Session) -> ProcessGroup:
     while True:
         group = _wire(session)
         try:
+            group.change_settings(session.live.replay())
             group.start(session.states, epoch=session.epoch)
             return group
         except BaseException as error:
@@ -115,7 +116,11 @@ def _rounds(session: Session, group: ProcessGroup) -> str:
         if idle >= PATIENCE:
             waits = "; ".join(f"{name} waits for {what}" for name, what in group.waits().items())
             raise DeadlockError(f"nothing can move any more: {waits}")
-        asked = any(order["op"] == "checkpoint" for order in session.orders())
+        orders = session.orders()
+        if settings := session.settings_ordered(orders):
+            session.live.record(settings, group.next_versions())
+            group.change_settings(session.live.replay())
+        asked = any(order["op"] == "checkpoint" for order in orders)
         if asked or session.checkpoint_due(saved):
             save(session, group)
             saved = ledger.version

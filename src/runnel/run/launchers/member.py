@@ -1,7 +1,7 @@
 """The process of one group of a run, on any launcher: builds the group's workers and polls them.
 
-It gets orders over a control line: start, go, pause, save, abandon, evaluate, interrupt, stop. The experiment arrives as data
-(the recipe's name and the resolved config), so nothing is pickled.
+It gets orders over a control line: start, go, pause, set, save, abandon, evaluate, interrupt, stop. The experiment arrives as
+data (the recipe's name and the resolved config), so nothing is pickled.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from runnel.run.wiring import Outer, place, wire
 from runnel.track.folder import RunFolder
 
 REPORT_S = 0.05
+STAGES_S = 1.0
 WAIT_S = 0.5
 
 
@@ -71,7 +72,7 @@ class Member:
             keep=BestParams(RunFolder(folder).best).offer,
         )
         self._heartbeat.workers = self.group.workers
-        self._next_report, self._next_look = 0.0, 0.0
+        self._next_report, self._next_stages, self._next_look = 0.0, 0.0, 0.0
         self._later: list[Message] = []
         """Orders that arrived during an evaluation; they are obeyed after it."""
         self._interrupted = False
@@ -113,7 +114,9 @@ class Member:
                 self.running = False
                 self.outer.flush()
                 self._report(force=True)
-                self.line.send({"op": "paused", "kept": self.group.kept()})
+                self.line.send({"op": "paused", "kept": self.group.kept(), "next": self.group.next_versions()})
+            case "set":
+                self.group.change_settings(message["changes"])
             case "save":
                 self._save(message)
             case "abandon":
@@ -130,6 +133,7 @@ class Member:
 
     def _start(self, message: Message) -> None:
         path = message["checkpoint"]
+        self.group.change_settings(message["changes"])
         if path:
             self.outer.catch_up()
         if message.get("rejoins"):
@@ -142,7 +146,7 @@ class Member:
                 self.group.take_learner(read_learner(Path(source), self._leader), self.config.init_from)
             else:
                 self.group.warm_start(read_params(Path(source)), self.config.init_from)
-        self.line.send({"op": "started", "fresh": fresh})
+        self.line.send({"op": "started", "fresh": fresh, "live": self.group.live()})
 
     def _save(self, message: Message) -> None:
         for worker in message["abandon"]:
@@ -169,6 +173,10 @@ class Member:
         events = self.group.collect()
         if events or force:
             self.line.send({"op": "events", "events": events, "stages": self.group.stages()})
+            self._next_stages = now + STAGES_S
+        elif now >= self._next_stages:  # a policy worker may have no event for hours
+            self.line.send({"op": "stages", "stages": self.group.stages()})
+            self._next_stages = now + STAGES_S
 
     def _beat(self) -> None:
         while not self.line.closed and not self.done:

@@ -29,9 +29,10 @@ from runnel.core.errors import (
 from runnel.core.framing import Message
 from runnel.flow.transports.cluster.remote import PeerLost
 from runnel.run.checkpoint import Checkpoints, write_parts
-from runnel.run.launchers.deadlines import LIMIT, STALL, Deadlines, Stage
+from runnel.run.launchers.deadlines import LIMIT, STALL, Deadlines
+from runnel.run.launchers.groups import Child, RestoreFailed, RunLost, as_error
 from runnel.run.launchers.heartbeat import STANDSTILL_S
-from runnel.run.launchers.host import GroupHost, ProcessHandle
+from runnel.run.launchers.host import GroupHost
 from runnel.run.session import Session
 from runnel.track.folder import RunFolder
 
@@ -45,37 +46,6 @@ PARTING_S = 15.0
 """Time for the groups to pause, and again to save, after the cluster's head is lost. Ray kills them 60 s after the loss."""
 OWN_LOSSES = {PeerLost.__name__: "has lost a node", EngineLost.__name__: "has lost its engine"}
 """Errors with a cause outside of the group that raised them: the group is restarted."""
-DISK = {kind.__name__: kind for kind in (DiskError, DiskFullError)}
-"""Errors with a message that is enough: the worker's name would add nothing."""
-
-
-class Child:
-    """What the supervisor knows about one group."""
-
-    def __init__(self, name: str, handle: ProcessHandle) -> None:
-        self.name, self.handle = name, handle
-        self.heard = self.moved = time.monotonic()
-        """Time of its last message; time of its last progress (a stage ended, or a part of its work came back)."""
-        self.stages: dict[str, Stage] = {}
-        self.held: dict[str, float] = {}
-        self.waits: dict[str, str] = {}
-        self.answers: list[Message] = []
-        self.since: float | None = None
-        """While the group restarts: the time at which it was lost. Otherwise None."""
-        self.is_new = False
-        """Whether this is its first start, after `runnel scale` asked for more workers."""
-
-
-class RunLost(Exception):
-    """A group is lost that cannot be restarted alone: the whole run restarts from a checkpoint."""
-
-
-class RestoreFailed(Exception):
-    """A group could not load its part of the checkpoint: the run restarts from the previous checkpoint."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 def supervise(session: Session, host: GroupHost) -> str:
@@ -119,6 +89,8 @@ class Supervisor:
         """Whether groups are loading their parts of a checkpoint: an error now means that the checkpoint cannot be restored."""
         self._kept: dict[str, list[int]] = {}
         """By parameter channel, the versions that a checkpoint at this barrier contains."""
+        self._next_versions: dict[str, int] = {}
+        """By trainer, the first version whose update can use a setting that is changed now."""
         self._gone: list[str] = []
         self._leaving: dict[str, Child] = {}
         self._comings: dict[str, int] = {}
@@ -140,12 +112,14 @@ class Supervisor:
         self._await("ready", list(self.children))
         self._restoring = session.resume_from is not None
         # Groups that read streams start first: they restore the slots that the writers then claim.
+        live: Message = {}
         owners = [g for g in self._active if self._owns_streams(g)]
         for name in (*owners, *(g for g in self._active if g not in owners)):
-            self._order(name, {"op": "start", "checkpoint": str(session.resume_from or ""), "init_from": self._init_from()})
-            self._await("started", [name])
+            source = {"checkpoint": str(session.resume_from or ""), "init_from": self._init_from()}
+            self._order(name, {"op": "start", **source, "changes": session.live.replay()})
+            live |= self._await("started", [name])[0]["live"]
         self._restoring = False
-        session.begin()
+        session.begin(live)
         self._is_up = True
         self._go()
 
@@ -196,14 +170,26 @@ class Supervisor:
 
     def _obey(self) -> bool:
         """Obey the user's orders (`runnel scale`, `checkpoint`); returns whether a checkpoint was ordered."""
-        asked = False
-        for order in self.session.orders():
+        asked, orders = False, self.session.orders()
+        if settings := self.session.settings_ordered(orders):
+            self._set(settings)
+        for order in orders:
             if order["op"] == "scale":
                 for kind, number in order["numbers"].items():
                     self._scale(kind, number)
             asked = asked or order["op"] == "checkpoint"
         self._see_off()
         return asked
+
+    def _set(self, settings: Message) -> None:
+        """Change live settings: all trainers stand still between two updates, so each rank begins with the same version."""
+        self._await_returns()
+        self._pause(self._standing())
+        self.session.live.record(settings, self._next_versions)
+        for name in self._standing():
+            self._order(name, {"op": "set", "changes": self.session.live.replay()})
+        self._go()
+        self._moved = time.monotonic()
 
     def _scale(self, kind: str, number: int) -> None:
         """Set the number of workers of a kind: start groups that are missing, or stop the last ones."""
@@ -275,9 +261,7 @@ class Supervisor:
 
     def _barrier(self, *, last: bool = False) -> None:
         """Pause all groups between two versions and let each write its part. A missing group later starts without state."""
-        while any(child.since is not None and not self._is_stateless(name) for name, child in self.children.items()):
-            self._listen(0.05)  # without its part the checkpoint could not be restored; `_watch` gives it up if it hangs
-            self._watch()
+        self._await_returns()  # without its part the checkpoint could not be restored
         names = self._standing()
         self._pause(names)
         for whole in (kinds := self.session.checkpoint_kinds(last=last)):
@@ -292,6 +276,12 @@ class Supervisor:
                     raise
             finally:
                 self._saving = False
+
+    def _await_returns(self) -> None:
+        """Wait for groups with a state that are restarting; `_watch` gives up one that hangs."""
+        while any(child.since is not None and not self._is_stateless(name) for name, child in self.children.items()):
+            self._listen(0.05)
+            self._watch()
 
     def _save(self, path: Path, names: list[str], *, whole: bool) -> None:
         """Write the parts of all groups and of the ledger as one checkpoint."""
@@ -322,6 +312,8 @@ class Supervisor:
                 self._order(name, {"op": "pause"})
             for answer in self._await("paused", some):
                 self._kept |= answer["kept"]
+                for trainer, version in answer["next"].items():  # ranks of one may differ while it is inside a batch
+                    self._next_versions[trainer] = max(version, self._next_versions.get(trainer, 0))
 
     # --------------------------------------------------------------------------------------------------------- lines
     def _order(self, name: str, message: Message) -> None:
@@ -339,15 +331,18 @@ class Supervisor:
 
     def _hear(self, child: Child, message: Message) -> None:
         child.heard = time.monotonic()
-        if message["op"] != "beat" or message["moved"]:
+        if message["op"] not in ("beat", "stages") or message.get("moved"):
             child.moved = child.heard
         match message["op"]:
             case "beat":
                 child.stages = {w: (stage, age, first) for w, (stage, age, first) in message["stages"].items()}
                 child.held, child.waits = message["held"], message["waits"]
+                self.session.ledger.note_cpu(child.name, message["cpu_s"])
                 # A stage in progress counts: it has its own deadline, and the stall timeout is for runs in which all wait.
                 if message["progressed"] or any(stage != "idle" for stage, _, _ in child.stages.values()):
                     self._moved = child.heard
+            case "stages":
+                self.session.ledger.add_stages(message["stages"])
             case "events":
                 self.session.ledger.add_stages(message["stages"])
                 self.session.ledger.add(message["events"])
@@ -361,10 +356,11 @@ class Supervisor:
                     self._lost(child, f"{OWN_LOSSES[message['type']]}: {first}", rest and f"\n{rest}")
                     return
                 if self._restoring:
-                    raise RestoreFailed(_as_error(message, self.session.ledger.version))
-                self._fail(child, message["worker"], _as_error(message, self.session.ledger.version))
+                    raise RestoreFailed(as_error(message, self.session.ledger.version))
+                self._fail(child, message["worker"], as_error(message, self.session.ledger.version))
             case "ready" if child.since is not None:
-                child.handle.line.send({"op": "start", **self._again_from(child.name), "init_from": ""})
+                again = {**self._again_from(child.name), "init_from": "", "changes": self.session.live.replay()}
+                child.handle.line.send({"op": "start", **again})
             case "started" if child.since is not None:
                 if "told" in message and message["told"] is None:
                     raise RunLost(f"worker {child.name!r} was lost with its streams")
@@ -580,16 +576,3 @@ class Supervisor:
         self.children.clear()
         self._leaving.clear()
         self.host.close()
-
-
-def _as_error(message: Message, version: int) -> Exception:
-    if message["type"] == "NonFiniteError":
-        return NonFiniteError(message["tensor"], message["step"], message["detail"])
-    if message["type"] in DISK:
-        return DISK[message["type"]](message["text"])
-    text = f"failed with {message['type']}: {message['text']}"
-    error = WorkerFailure(message["worker"], text)
-    error.add_note(f"raised by worker {message['worker']!r} at version {version}")
-    if message["traceback"]:
-        error.add_note(message["traceback"])
-    return error

@@ -80,7 +80,8 @@ function completion(row, i, paint, scale) {
     h("header", {}, h("b", {}, `#${i + 1}`), h("span", { class: "n" }, `reward ${short(row.reward)}`), typeof row.advantage === "number" ? h("span", { class: row.advantage >= 0 ? "good" : "bad" }, `advantage ${short(row.advantage)}`) : null,
       row.truncated ? h("span", { class: "warn" }, "cut at its limit") : null),
     parts.length ? h("dl", { class: "parts" }, parts.map(([k, v]) => [h("dt", {}, k), h("dd", {}, short(v))])) : null,
-    h("pre", { class: "tokens" }, row.tokens?.length ? row.tokens.map((t, j) => span(t, row, j, paint, scale)) : row.completion));
+    row.turns?.some((t) => Object.keys(t.rewards).length) ? h("p", { class: "soft small" }, row.turns.map((t, k) => `turn ${k + 1}: ${Object.entries(t.rewards).map(([name, v]) => `${name} ${short(v)}`).join(", ")}`).join(" · ")) : null,
+    h("pre", { class: "tokens" }, row.tokens?.length ? row.tokens.map((t, j) => [row.row_starts?.includes(j) ? h("span", { class: "new-row", title: "a new row of the same trajectory: the model read what follows as a prompt of its own" }) : null, span(t, row, j, paint, scale)]) : row.completion));
 }
 
 function span(text, row, j, paint, scale) {

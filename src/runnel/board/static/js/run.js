@@ -12,11 +12,12 @@ const TABS = [["curves", "Curves"], ["time", "Time"], ["streams", "Streams"], ["
 
 export class Run {
   constructor(root, id, tab) {
-    Object.assign(this, { root, id, tab: tab || "curves", part: null, data: null });
+    Object.assign(this, { root, id, tab: tab || "curves", part: null, data: null, controls: null, asked: 0, drawn: 0 });
     this.head = h("header", { class: "runhead" });
+    this.orders = h("div", {});
     this.tabs = h("nav", { class: "tabs", "aria-label": "parts of the run" });
     this.body = h("div", { class: "runbody" });
-    fill(root, this.head, this.tabs, this.body);
+    fill(root, this.head, this.orders, this.tabs, this.body);
     const soon = paced(() => this.refresh());
     this.off = on((changed) => { if (!changed || changed.has(this.id)) soon(); });
     this.refresh();
@@ -37,8 +38,11 @@ export class Run {
   }
 
   async refresh() {
+    const turn = ++this.asked;
     try {
-      this.data = await get("/api/run", { run: this.id });
+      const data = await get("/api/run", { run: this.id });
+      if (turn < this.drawn) return; // a slow answer must not replace a newer one
+      Object.assign(this, { data, drawn: turn });
       this.draw();
     } catch (error) {
       fill(this.head, h("h1", {}, this.id), notice([error.message], "bad"), h("p", {}, h("a", { href: "#/" }, "all runs")));
@@ -48,6 +52,7 @@ export class Run {
   draw() {
     if (!this.data) return;
     this.drawHead();
+    this.drawControl();
     fill(this.tabs, TABS.map(([key, label]) => h("a", { href: `#/run/${encodeURIComponent(this.id)}/${key}`, "aria-current": key === this.tab ? "page" : null }, label)));
     if (this.part?.update) { this.part.update(this.data); return; }
     this.part = this.make();
@@ -77,26 +82,37 @@ export class Run {
       h("h1", {}, d.name, " ", pill(d.status), d.tags.map((t) => h("span", { class: "tagged" }, `#${t}`))),
       h("span", { class: "bar wide", title: percent(d.progress) }, h("i", { style: { width: `${100 * Math.min(d.progress, 1)}%` } })),
       h("div", { class: "facts" }, score, d.steps ? fact(compact(d.steps), "steps") : null, d.tokens ? fact(compact(d.tokens), "tokens") : null, fact(whole(d.version), "updates"),
-        fact(seconds(d.wall_s), `wall time${left}`), d.rate ? fact(compact(Math.round(d.rate)), d.tokens ? "tokens/s" : "steps/s") : null,
-        d.has.control ? this.control() : null),
+        fact(seconds(d.wall_s), `wall time${left}`), d.rate ? fact(compact(Math.round(d.rate)), d.tokens ? "tokens/s" : "steps/s") : null),
       notice(d.failure ? [`It failed: ${d.failure}`] : [], "bad"),
       d.rough ? notice(["This run's file is large and still being read; what is shown is a sample of it."]) : null,
       notice(d.collapses.map((c) => c.text), "bad"), notice(d.problem_texts), notice(d.streams.filter((s) => s.balance !== 0).map((s) => `Stream ${s.name} does not add up: ${whole(s.balance)} rows are unaccounted for.`), "bad"));
   }
 
+  /** Only when it comes, goes or knows other settings: a click on an element that is put in anew at that moment would be lost. */
+  drawControl() {
+    const { control, live } = this.data.has, now = control ? live.join() : null;
+    if (now === this.controls) return;
+    this.controls = now;
+    fill(this.orders, control ? this.control() : null);
+  }
+
   control() {
-    if (this.controls) return this.controls;
     const said = h("span", { class: "small", role: "status" });
-    const token = h("input", { type: "password", placeholder: "token it printed", "aria-label": "control token", autocomplete: "off", size: 16 });
-    const order = async (op) => {
+    const token = this.token ??= h("input", { type: "password", placeholder: "token it printed", "aria-label": "control token", autocomplete: "off", size: 16 });
+    const told = { stop: " it ends at its next version", checkpoint: " it saves at its next version", set: " asked; the messages say when it counts" };
+    const order = async (op, more = {}) => {
       try {
-        await post("/api/order", { run: this.id, op, token: token.value });
-        fill(said, op === "stop" ? " it ends at its next version" : " it saves at its next version");
+        await post("/api/order", { run: this.id, op, token: token.value, ...more });
+        fill(said, told[op]);
       } catch (error) { fill(said, ` ${error.message}`); }
     };
-    this.controls = h("div", { class: "control" }, token, h("button", { onclick: () => order("checkpoint") }, "checkpoint now"),
-      h("button", { class: "danger", onclick: () => order("stop") }, "stop"), said);
-    return this.controls;
+    const name = h("select", { "aria-label": "live setting" }, this.data.has.live.map((one) => h("option", {}, one)));
+    const value = h("input", { placeholder: "new value", "aria-label": "new value", size: 12 });
+    const read = (text) => { try { return JSON.parse(text); } catch { return text === "none" ? null : text; } };
+    const set = () => (value.value ? order("set", { settings: { [name.value]: read(value.value) } }) : fill(said, " give a value"));
+    return h("div", { class: "control" }, token, h("button", { onclick: () => order("checkpoint") }, "checkpoint now"),
+      h("button", { class: "danger", onclick: () => order("stop") }, "stop"),
+      this.data.has.live.length ? [name, value, h("button", { onclick: set }, "set")] : null, said);
   }
 }
 

@@ -28,11 +28,11 @@ from runnel.flow.workers.actor import ActorWorker
 from runnel.graphs.experiment import Experiment
 from runnel.graphs.run_config import EvalConfig, RunConfig
 from runnel.plan.costs import Costs, LinearCost
-from runnel.plan.watch import KeepingReader, TimedClient
 from runnel.run import registry
 from runnel.run.group import ProcessGroup
 from runnel.run.launchers.inproc import torch_threads
 from runnel.run.ledger import Ledger
+from runnel.run.timed_ends import KeepingReader, TimedClient
 from runnel.run.wiring import place, wire
 from runnel.track.folder import RunFolder
 from runnel.track.sinks.config import SinksConfig

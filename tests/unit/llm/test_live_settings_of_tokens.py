@@ -1,0 +1,114 @@
+"""`set` of the token learner, for every algorithm: its next update is that of a learner which had the setting before."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from made_tokens import VOCAB, group, pairs
+
+from runnel.core.contracts.learning import HasLiveSettings
+from runnel.core.errors import ConfigError
+from runnel.core.live_settings import live_fields
+from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
+from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
+from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
+from runnel.llm.algorithms.dpo import DPO, DPOConfig
+from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
+from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
+from runnel.llm.algorithms.reinforce import Reinforce, ReinforceConfig
+from runnel.llm.algorithms.sft import SupervisedFineTuning
+from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
+from runnel.llm.model.causal_lm import ModelConfig, build_model
+
+SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
+BOTH: dict[str, Any] = {"channels": {"exact": 1.0, "style": 0.5}, "max_tokens": 6}
+KL: dict[str, Any] = {"kl_coef": 0.1}
+CASES: dict[str, tuple[Any, Any]] = {
+    "grpo": (GRPO, GRPOConfig(**KL)),
+    "dapo": (DAPO, DAPOConfig(**KL, overlong_buffer=4)),
+    "decoupled": (DecoupledPPO, DecoupledConfig(**KL)),
+    "aipo": (AIPO, AIPOConfig(**KL)),
+    "reinforce": (Reinforce, ReinforceConfig(**KL)),
+    "ppo": (TokenPPO, TokenPPOConfig(**KL, value_clip=None)),
+    "dpo": (DPO, DPOConfig()),
+}
+OWN = {"lr": 1e-3, "max_grad_norm": 1e-3, "critic_lr": 1e-3}
+VALUES = {
+    "clip_low": 1e-6,
+    "clip_high": 1e-6,
+    "value_clip": 1e-6,
+    "behaviour_high": 1.0001,
+    "behaviour_low": 0.9999,
+    "max_ratio": 1.0,
+}
+MOVED = [(name, field) for name, (_, config) in CASES.items() for field in live_fields(type(config))]
+MOVED += [("grpo", "lr"), ("grpo", "max_grad_norm"), ("ppo", "critic_lr")]
+
+
+def learner_of(name: str, config: Any, **changes: Any) -> TokenLearner:
+    kind, _ = CASES[name]
+    algorithm = kind(config) if kind is DPO else kind(config, **BOTH)
+    own = dataclasses.replace(TokenLearnerConfig(lr=1e-2, max_mismatch=1e9, warmup_updates=1, num_epochs=3), **changes)
+    return TokenLearner(own, build_model(SIZES, VOCAB, seed=0), algorithms={"pairs" if kind is DPO else "rollouts": algorithm})
+
+
+def trained(learner: TokenLearner, name: str, first: int, last: int) -> list[dict[str, float]]:
+    found = []
+    for seed in range(first, last):
+        rng = np.random.default_rng(seed)
+        made = (
+            {"pairs": [pairs(rng, 3)]} if name == "dpo" else {"rollouts": [group(rng, [1.0, 0.0, 0.3]), group(rng, [0.0, 1.0])]}
+        )
+        found.append(learner.update(learner.prepare(made, progress=0.0)).metrics)
+    return found
+
+
+def weights(learner: TokenLearner) -> list[torch.Tensor]:
+    critic = [] if learner.critic is None else list(learner.critic.params().values())
+    return [x.clone() for x in (*learner.params().values(), *critic)]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize(("name", "field"), MOVED)
+def test_the_next_update_is_that_of_a_learner_made_with_it(name: str, field: str) -> None:
+    torch.set_num_threads(1)
+    config, own = CASES[name][1], {field: OWN[field]} if field in OWN else {}
+    value = OWN[field] if own else VALUES.get(field, (getattr(config, field) or 0.5) * 0.5)
+    changed, plain = learner_of(name, config), learner_of(name, config)
+    assert isinstance(changed, HasLiveSettings)
+    trained(changed, name, 0, 2)
+    made = learner_of(name, config if own else dataclasses.replace(config, **{field: value}), **own)
+    for learner in (made, plain):
+        learner.load_state_dict(changed.state_dict())
+    changed.set(field, value)
+    metrics = trained(changed, name, 2, 4)
+    assert trained(made, name, 2, 4) == metrics
+    assert same(weights(changed), weights(made))
+    trained(plain, name, 2, 4)
+    assert not same(weights(changed), weights(plain)), f"{field} has no effect"
+
+
+def test_only_what_it_reads_is_live() -> None:
+    learner = learner_of("grpo", GRPOConfig(kl_coef=0.1))
+    assert list(learner.takes) == [TokenLearnerConfig, GRPOConfig]
+    assert list(learner.takes[TokenLearnerConfig]) == ["lr", "max_grad_norm", "max_mismatch"]
+    assert "critic_lr" in learner_of("ppo", TokenPPOConfig()).takes[TokenLearnerConfig]
+    warm = {"rollouts": GRPO(GRPOConfig(), **BOTH), "demos": SupervisedFineTuning()}
+    warming = TokenLearner(TokenLearnerConfig(), build_model(SIZES, VOCAB, seed=0), algorithms=warm)
+    assert "sft_lr" in warming.takes[TokenLearnerConfig]
+    for field, value, why in (
+        ("critic_lr", 0.1, "may not change while a run goes on; live settings here: lr, max_grad_norm, max_mismatch, kl_coef"),
+        ("temperature", 0.5, "may not change while a run goes on"),
+        ("kl_coef", 0.0, "switching it on or off changes what the run is made of"),
+        ("clip_low", 0.0, "must be above 0"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            learner.set(field, value)
+    assert (learner.config.lr, learner.algorithms["rollouts"].config) == (1e-2, GRPOConfig(kl_coef=0.1))
