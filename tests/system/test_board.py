@@ -149,16 +149,33 @@ def test_axis_smoothing_log_and_zoom_ask_the_server(page, board):
     with page.expect_request(curves(lambda asked: asked["smoothing"] == 0.5)):
         page.locator("#smoothing").fill("0.5")
     page.locator("#log").check()
-    box = score.locator(".u-over").bounding_box()
-    with page.expect_request(curves(lambda asked: asked["span"] is not None)) as found:
-        page.mouse.move(box["x"] + 40, box["y"] + 50)
-        page.mouse.down()
-        page.mouse.move(box["x"] + 140, box["y"] + 50, steps=4)
-        page.mouse.up()
-    low, high = found.value.post_data_json["span"]
+    low, high = drag(page, score)
     assert 0 < low < high
     score.get_by_role("button", name="whole").click()
     expect(score.get_by_role("button", name="whole")).to_be_hidden()
+
+
+def test_a_redraw_in_the_middle_of_a_drag_waits_for_its_end(page, board):
+    page.goto(board)
+    score = page.locator("figure", has_text="return").first
+    expect(score).to_have_attribute("data-lines", re.compile("."))
+    page.evaluate("() => { document.querySelector('figure canvas').dataset.old = 'yes'; }")
+    low, high = drag(page, score, meanwhile=lambda: page.evaluate("() => { dispatchEvent(new Event('themechange')); }"))
+    assert 0 < low < high
+    expect(page.locator("figure canvas[data-old]")).to_have_count(0)  # it was drawn anew afterwards
+
+
+def drag(page, chart, meanwhile=lambda: None):
+    """Zoom into a chart by the mouse; the span that it asks the server for."""
+    box = chart.locator(".plot").bounding_box()  # the canvas in it is another one after each redraw
+    x, y = box["x"] + 100, box["y"] + 50
+    with page.expect_request(curves(lambda asked: asked["span"] is not None)) as found:
+        page.mouse.move(x, y)
+        page.mouse.down()
+        meanwhile()
+        page.mouse.move(x + 100, y, steps=4)
+        page.mouse.up()
+    return found.value.post_data_json["span"]
 
 
 def test_two_runs_are_compared(page, board):

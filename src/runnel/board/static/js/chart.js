@@ -27,7 +27,7 @@ export class Chart {
     this.said = h("span", { class: "soft small" });
     this.reset = h("button", { class: "plain small", hidden: !link.span, onclick: () => link.zoom(null) }, "whole");
     this.tip = h("div", { class: "tip", hidden: true });
-    this.box = h("div", { class: "plot", tabindex: "0", role: "img", "aria-label": title, onkeydown: (e) => this.key(e), onpointerdown: () => { this.drags = true; } });
+    this.box = h("div", { class: "plot", tabindex: "0", role: "img", "aria-label": title, onkeydown: (e) => this.key(e), onpointerdown: () => this.grab() });
     link.charts.add(this);
     this.element = h("figure", { class: "chart" }, h("figcaption", {}, h("b", {}, title), this.said, this.reset), this.box, this.tip);
     this.resize = new ResizeObserver(() => this.fit());
@@ -78,9 +78,24 @@ export class Chart {
     if (this.plot && this.box.clientWidth) this.plot.setSize({ width: this.box.clientWidth, height: this.height });
   }
 
+  /** A drag begins. New data would take the plot away under the pointer, so it is drawn when the pointer is up again. */
+  grab() {
+    this.drags = true;
+    const free = new AbortController();
+    const end = () => {
+      free.abort();
+      setTimeout(() => { // uPlot hears of the end by the mouse event that follows the pointer's
+        this.drags = false;
+        if (this.late && !this.gone) this.draw();
+      });
+    };
+    for (const kind of ["pointerup", "pointercancel"]) addEventListener(kind, end, { signal: free.signal });
+  }
+
   draw() {
     const { data } = this;
-    if (!data || !this.box.clientWidth) return;
+    this.late = this.drags;
+    if (!data || this.drags || !this.box.clientWidth) return;
     this.plot?.destroy();
     this.plot = null;
     const lines = data.lines.filter((line) => line.y.some((v) => v !== null));
@@ -145,7 +160,6 @@ export class Chart {
 
   selected(u) {
     const mine = this.drags && u.select.width >= 8; // linked charts get the event of a drag too, in their own pixels: only the chart that was dragged zooms
-    this.drags = false;
     if (!mine) { if (u.select.width) u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false); return; }
     const span = [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")];
     u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
