@@ -62,7 +62,7 @@ class Session:
     steering: Balance | Replan | None = None
     """Changes the number of workers while the run goes on; each start begins with those of the config."""
     _looked: float = 0.0
-    _orders_read: int = -1
+    _orders_read: int = 0
     _heard: list[Row] = field(default_factory=list)
     _saving: float = 0.0
     started: bool = False
@@ -75,6 +75,8 @@ class Session:
 
     def __post_init__(self) -> None:
         self.live = LiveSettings(self.folder, self.experiment.config)
+        # from here on, not from the first round on: until then a run that starts slowly may have been given orders
+        _, self._orders_read = self.folder.read_orders(-1)
 
     def hold(self) -> None:
         """Write nothing into the run's folder before `begin`."""
