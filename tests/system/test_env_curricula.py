@@ -26,6 +26,7 @@ SMALL: dict[str, Any] = {
 }
 PLR = {"kind": "plr", "capacity": 12, "replay": 0.8}
 ALP = {"kind": "alp_gmm", "fit_every": 30, "max_gaussians": 3}
+NO_EVAL: dict[str, Any] = {"eval": {"episodes": 0}, "dqn": {"batch_size": 8}}
 GPU_LIKE = {"env": "tensor:Ladder", "env_kwargs": {"firm": 0.7}}
 
 
@@ -93,6 +94,10 @@ def test_what_cannot_work_is_refused_before_anything_starts(settings: dict[str, 
     assert not list(tmp_path.iterdir())
 
 
-def test_replay_recipes_have_no_curriculum(tmp_path: Path) -> None:
-    with pytest.raises(rl.ConfigError, match=r"curriculum\.kind.*on-policy recipes have curricula"):
-        rl.train("sac", env="Pendulum-v1", out=str(tmp_path), curriculum={"kind": "uniform"})
+def test_replay_recipes_have_no_curriculum_that_must_see_episodes(tmp_path: Path) -> None:
+    with pytest.raises(rl.ConfigError, match=r"curriculum\.kind = 'alp_gmm'.*an on-policy recipe"):
+        rl.train("dqn", env=TASKED, out=str(tmp_path), curriculum={"kind": "alp_gmm"})
+    run = rl.train(
+        "dqn", env=TASKED, out=str(tmp_path), curriculum={"kind": "uniform"}, total_steps=64, min_fill=32, track=(), **NO_EVAL
+    )
+    assert run.steps == 64

@@ -41,6 +41,8 @@ def record(args: list[str]) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="another number plays other episodes (0)")
     parser.add_argument("--max-steps", type=int, default=MAX_STEPS, help=f"cut an episode after so many steps ({MAX_STEPS})")
+    told = "save the environment's state before every so many steps, for episodes that begin there; 0: never (0)"
+    parser.add_argument("--states-every", type=int, default=0, help=told)
     add_best(parser)
     add_trust(parser)
     parsed = parser.parse_args(args)

@@ -15,11 +15,11 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Literal, Self, overload
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from runnel.core.disk import told_if_refused
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.core.state import Array, JsonObject
+from runnel.core.state_columns import STATE_BYTES, STATE_END, STATE_STEP
 from runnel.core.worker import progressed
 
 MANIFEST = "dataset.json"
@@ -40,19 +41,21 @@ _CHUNK = 1 << 22
 _DIGITS = 16
 _AGAIN = "copy the data set again, or record it anew"
 
-Unit = Literal["observation", "step", "episode"]
+Unit = Literal["observation", "step", "episode", "state", "byte"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """What a column holds: one entry a step, a step and one more an episode (`observation`), or an episode."""
+    """What a column holds: one entry a step, a step and one more an episode (`observation`), an episode, a start state, or a
+    byte of one."""
 
     unit: Unit
     spec: ArraySpec
 
 
-def columns_of(spec: EnvSpec) -> dict[str, Column]:
-    """The columns of a data set of an environment.
+def columns_of(spec: EnvSpec, *, states: bool = False) -> dict[str, Column]:
+    """The columns of a data set of an environment; with `states`, some of its steps have a state to begin an episode at: the
+    number of the step, where the state's bytes end, and all their bytes.
 
     >>> from runnel.core.spaces import ActionSpec
     >>> spec = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=2))
@@ -65,6 +68,9 @@ def columns_of(spec: EnvSpec) -> dict[str, Column]:
     found["action"] = Column("step", ArraySpec(spec.action.shape, spec.action.dtype))
     found["rewards/env"] = Column("step", ArraySpec(()))
     found |= {flag: Column("step", ArraySpec((), torch.bool)) for flag in ("terminated", "truncated")}
+    if states:
+        found |= {name: Column("state", ArraySpec((), torch.int64)) for name in (STATE_STEP, STATE_END)}
+        found[STATE_BYTES] = Column("byte", ArraySpec((), torch.uint8))
     return found | {LENGTH: Column("episode", ArraySpec((), torch.int64))}
 
 
@@ -145,8 +151,14 @@ class Dataset:
         ends: Array = self._ends[episodes] - 1
         return ends
 
+    @property
+    def states(self) -> StartStates:
+        """The states that episodes may begin at, in the order of their steps."""
+        return StartStates(self)
+
     def __str__(self) -> str:
-        return f"{self.folder}: {self.num_episodes:,} episodes, {self.num_steps:,} steps, digest {self.digest}"
+        states = f"{len(self.states):,} start states, " if STATE_END in self.columns else ""
+        return f"{self.folder}: {self.num_episodes:,} episodes, {self.num_steps:,} steps, {states}digest {self.digest}"
 
     # ------------------------------------------------------------------------------------------------------------ opening
     @classmethod
@@ -167,6 +179,9 @@ class Dataset:
     def _check_sizes(self) -> None:
         steps, episodes = int(self._ends[-1]), len(self.lengths)
         due: dict[Unit, int] = {"observation": steps + episodes, "step": steps, "episode": episodes}
+        if STATE_END in self.columns:
+            ends = self.columns[STATE_END]
+            due |= {"state": len(ends), "byte": int(ends[-1]) if len(ends) else 0}
         for name, about in self.manifest["columns"].items():
             if len(self.columns[name]) != due.get(about["unit"], -1):
                 raise self._refusal(name, f"has {len(self.columns[name])} entries, and its episodes have {steps} steps")
@@ -193,6 +208,16 @@ class Dataset:
                 progressed()
         self._verify_flags()
         self._verify_actions()
+        self._verify_states()
+
+    def _verify_states(self) -> None:
+        if STATE_END not in self.columns:
+            return
+        steps, ends = self.columns[STATE_STEP], self.columns[STATE_END]
+        if len(steps) and (steps[0] < 0 or steps[-1] >= self.num_steps or (np.diff(steps) < 1).any()):
+            raise self._refusal(STATE_STEP, "names steps that are not there, or not in their order")
+        if (np.diff(ends, prepend=0) < 1).any():
+            raise self._refusal(STATE_END, "has states without a byte")
 
     def _verify_flags(self) -> None:
         over = self.columns["terminated"] | self.columns["truncated"]
@@ -211,6 +236,38 @@ class Dataset:
 
     def _refusal(self, column: str, what: str, *, fix: str = _AGAIN) -> ConfigError:
         return ConfigError(self.setting, str(self.folder), f"column {_file_name(column)} {what}; {fix}")
+
+
+class StartStates(Sequence[bytes]):
+    """The start states of a data set, as they were recorded; each is read when it is asked for."""
+
+    def __init__(self, data: Dataset) -> None:
+        self._data = data
+        none = np.zeros(0, np.int64)
+        self.steps: Array = np.asarray(data.columns.get(STATE_STEP, none))
+        """The step of the data set that each was recorded before. `[n]`"""
+        self._ends: Array = np.asarray(data.columns.get(STATE_END, none))
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @overload
+    def __getitem__(self, i: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[bytes]: ...
+
+    def __getitem__(self, i: int | slice) -> bytes | Sequence[bytes]:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        start = int(self._ends[i - 1]) if i % len(self) else 0
+        return self._data.columns[STATE_BYTES][start : int(self._ends[i])].tobytes()
+
+    @property
+    def entries(self) -> Array:
+        """The entry of each in the columns of observations, of which an episode has one more than steps. `[n]`"""
+        found: Array = self.steps + self._data.episode_of(self.steps)
+        return found
 
 
 def _read_manifest(folder: Path, setting: str) -> JsonObject:
@@ -270,11 +327,14 @@ class DatasetWriter:
     """Writes episodes one by one, with memory for one. The folder gets its name when all is written (`finish`): what is
     interrupted leaves nothing that looks like a data set. Use it in a `with` block."""
 
-    def __init__(self, folder: str | Path, spec: EnvSpec, source: Source, *, setting: str = "folder") -> None:
+    def __init__(
+        self, folder: str | Path, spec: EnvSpec, source: Source, *, setting: str = "folder", states: bool = False
+    ) -> None:
         self.folder, self._spec, self._source = Path(folder), spec, source
         if self.folder.exists():
             raise ConfigError(setting, str(folder), "exists already, and a data set never changes; give another name")
-        self._columns, self._counts = columns_of(spec), dict.fromkeys(columns_of(spec), 0)
+        self._columns = columns_of(spec, states=states)
+        self._counts = dict.fromkeys(self._columns, 0)
         self._files: dict[str, IO[bytes]] = {}
         with told_if_refused(self.folder.parent):
             self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -298,10 +358,16 @@ class DatasetWriter:
         return self._counts[LENGTH]
 
     def add(self, episode: Mapping[str, Array]) -> None:
-        """Append an episode: its columns (`columns_of`) but `length`. Raises a `DataError` for what breaks their contract."""
+        """Append an episode: its columns (`columns_of`) but `length`; with states, also those of `state_columns`. Raises a
+        `DataError` for what breaks their contract."""
         arrays = {**episode, LENGTH: np.array([len(episode["action"])])}
+        rows: dict[Unit, int] = {"observation": len(arrays["action"]) + 1, "step": len(arrays["action"]), "episode": 1}
+        if STATE_END in self._columns:
+            rows |= {"state": len(arrays[STATE_END]), "byte": len(arrays[STATE_BYTES])}
+            arrays[STATE_STEP] = np.asarray(arrays[STATE_STEP]) + self._counts["action"]
+            arrays[STATE_END] = np.asarray(arrays[STATE_END]) + self._counts[STATE_BYTES]
         for name, column in self._columns.items():
-            arrays[name] = self._checked(name, column, np.asarray(arrays[name]), len(episode["action"]))
+            arrays[name] = self._checked(name, column, np.asarray(arrays[name]), rows[column.unit])
         over = arrays["terminated"] | arrays["truncated"]
         if not over[-1] or over[:-1].any():
             raise DataError(
@@ -312,11 +378,11 @@ class DatasetWriter:
                 self._files[name].write(np.ascontiguousarray(array).tobytes())
                 self._counts[name] += len(array)
 
-    def _checked(self, name: str, column: Column, array: Array, steps: int) -> Array:
-        rows = {"observation": steps + 1, "step": steps, "episode": 1}[column.unit]
+    def _checked(self, name: str, column: Column, array: Array, rows: int) -> Array:
         kind = _type_name(column.spec)
         where = f"episode {self.num_episodes}, column {name!r}"
-        if array.shape != (rows, *column.spec.shape) or not steps:
+        empty = column.unit == "step" and not rows
+        if array.shape != (rows, *column.spec.shape) or empty:
             raise DataError(f"{where} is {list(array.shape)}; expected {[rows, *column.spec.shape]}, and at least one step")
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             step = int(np.argwhere(~np.isfinite(array))[0][0])

@@ -7,6 +7,7 @@ from runnel.core.lazy import lazy_names
 if TYPE_CHECKING:
     from runnel.envs.channels import ChannelsConfig as ChannelsConfig
     from runnel.envs.sampler import VecEnvSampler as VecEnvSampler
+    from runnel.envs.started import StartedEnv as StartedEnv
     from runnel.envs.vector.config import VectorConfig as VectorConfig
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

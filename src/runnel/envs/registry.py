@@ -24,6 +24,7 @@ from runnel.envs.channels import try_channels
 from runnel.envs.device import TENSOR_ENVS, TensorEnv, TensorVector
 from runnel.envs.known import KNOWN
 from runnel.envs.spaces import Obs, flatten_obs
+from runnel.envs.starts import Starts
 from runnel.envs.vector import VectorConfig, VectorEnv, look_at
 from runnel.envs.vector.build import build_vector
 from runnel.envs.vector.choose import STEP_US, Choice, choose
@@ -372,8 +373,10 @@ def make_vector(
     config: VectorConfig | None = None,
     channels: Channels | None = None,
     tasks: bool = False,
+    starts: Starts | None = None,
 ) -> VectorEnv:
-    """`num_envs` environments behind the vector contract, which with `tasks` play what they are told (`StepOut.next_task`).
+    """`num_envs` environments behind the vector contract, which with `tasks` play what they are told (`StepOut.next_task`):
+    with `starts`, from which state.
 
     `device` is for a tensor environment. `config` chooses the back end of all others; None: `serial`, or the environment's own
     vector where that is the only one. `channels` are the further rewards and costs to read from `info`; a tensor environment
@@ -383,7 +386,11 @@ def make_vector(
         raise ConfigError("num_envs", num_envs, "use at least one environment")
     if is_tensor_env(target):
         env = make_tensor_env(target, kwargs=kwargs)
+        if starts is not None:
+            env = starts.on_tensors(env)
         return TensorVector(env, num_envs, seed=seed, index0=index0, device=device, tasks=tasks)
+    if starts is not None:
+        target = with_wrappers(target, [starts])
     frames = 0 if config is None else config.frame_stack
     source = make_source(target, kwargs=kwargs, frame_stack=frames, channels=channels)
     if config is None:

@@ -15,18 +15,22 @@ from runnel.core.contracts.inference import InferenceClient
 from runnel.core.rng import make_rng, make_seed
 from runnel.core.spaces import ActionSpec, ArraySpec
 from runnel.core.state import Array
+from runnel.core.state_columns import state_columns
 from runnel.envs.spaces import MASK
+from runnel.envs.starts import SavesStates
 from runnel.envs.vector import StepOut, VectorEnv
 from runnel.eval.runner import ask, request_rows
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One step of all environments. Observations `[B, ...]` are those that the actions `[B, ...]` answer."""
+    """One step of all environments. Observations `[B, ...]` are those that the actions `[B, ...]` answer; `states` are those of
+    the environments before it, by row, where they were saved."""
 
     obs: Mapping[str, Array]
     action: Array
     outcome: Mapping[str, Array]
+    states: Mapping[int, bytes]
 
 
 @dataclass
@@ -34,9 +38,10 @@ class EpisodePlayer:
     """Plays exactly `episodes` episodes with a client's policy, and yields the columns of each as it ends.
 
     `obs`, and `action_mask` where there is one, have T + 1 entries, the last of which ended the episode; `action`,
-    `rewards/env`, `terminated` and `truncated` have T. Actions are those that were executed (a box clips). Each environment has
-    a quota of its own, so that short episodes are not favoured. An episode is cut after `max_steps`: it is then truncated. One
-    that crashes is left out and played anew.
+    `rewards/env`, `terminated` and `truncated` have T. With `states_every`, `state/step`, `state/end` and `state/bytes` hold
+    the states that were saved. Actions are those that were executed (a box clips). Each environment has a quota of its own, so
+    that short episodes are not favoured. An episode is cut after `max_steps`: it is then truncated. One that crashes is left
+    out and played anew.
     """
 
     make_vector: Callable[[], VectorEnv]
@@ -45,6 +50,8 @@ class EpisodePlayer:
     noise_size: int
     state: Mapping[str, ArraySpec]
     max_steps: int
+    states_every: int = 0
+    """Save the environment's state before every so many steps of an episode, for episodes that begin there; 0: never."""
     crashed: int = 0
     """Episodes that were left out because their environment failed."""
 
@@ -79,12 +86,13 @@ class EpisodePlayer:
         while any(num and row not in resting for row, num in enumerate(left)):
             rng.random(dtype=np.float32, out=noise.numpy())
             seen = _observed(out)
+            states = self._states(vector, {row: len(some) for row, some in enumerate(steps) if row not in resting})
             rows = ask(client, request_rows(out, noise, state))
             action = _executed(rows["action"], vector.spec.action)
             vector.step(rows["action"])
             over = out.terminated | out.truncated
             state = {k: torch.where(over.view(-1, *[1] * (x.dim() - 1)), 0.0, rows[k]) for k, x in state.items()}
-            step = _Step(seen, action, _outcome(out))
+            step = _Step(seen, action, _outcome(out), states)
             failed = {fault["env"] - vector.index0 for fault in vector.faults()}
             self.crashed += len(failed)
             for row, ended in enumerate(over.tolist()):
@@ -92,14 +100,32 @@ class EpisodePlayer:
                     steps[row].append(step)
                 if ended or row in failed:
                     if row not in resting and row not in failed and left[row]:
-                        yield row, _columns(row, steps[row], _final(out, row))
+                        yield row, self._columns(row, steps[row], _final(out, row))
                     resting.discard(row)
                     steps[row] = []
                 elif len(steps[row]) == self.max_steps:
                     if left[row]:
-                        yield row, _columns(row, steps[row], {k: x[row] for k, x in _observed(out).items()}, cut=True)
+                        yield row, self._columns(row, steps[row], {k: x[row] for k, x in _observed(out).items()}, cut=True)
                     resting.add(row)
                     steps[row] = []
+
+    def _states(self, vector: VectorEnv, played: Mapping[int, int]) -> dict[int, bytes]:
+        """The states of those rows that are due after so many steps of their episodes."""
+        if not self.states_every:
+            return {}
+        assert isinstance(vector, SavesStates), "who asks for states makes such a vector"
+        return {row: vector.save_state(row) for row, steps in played.items() if steps % self.states_every == 0}
+
+    def _columns(self, row: int, steps: list[_Step], final: Mapping[str, Array], *, cut: bool = False) -> dict[str, Array]:
+        """An episode of one environment, as columns."""
+        found = {k: np.stack([*(s.obs[k][row] for s in steps), last]) for k, last in final.items()}
+        found["action"] = np.stack([s.action[row] for s in steps])
+        found |= {k: np.stack([s.outcome[k][row] for s in steps]) for k in steps[0].outcome}
+        if cut:
+            found["truncated"][-1] = True
+        if self.states_every:
+            found |= state_columns({t: s.states[row] for t, s in enumerate(steps) if row in s.states})
+        return found
 
 
 def _observed(out: StepOut) -> dict[str, Array]:
@@ -123,13 +149,3 @@ def _executed(action: Tensor, spec: ActionSpec) -> Array:
     """Actions as the environment executes them: those of a box within its bounds."""
     found: Array = action.cpu().numpy().copy()
     return found if spec.kind != "continuous" else np.asarray(env_action(spec)(found), np.float32)
-
-
-def _columns(row: int, steps: list[_Step], final: Mapping[str, Array], *, cut: bool = False) -> dict[str, Array]:
-    """An episode of one environment, as columns."""
-    found = {k: np.stack([*(s.obs[k][row] for s in steps), last]) for k, last in final.items()}
-    found["action"] = np.stack([s.action[row] for s in steps])
-    found |= {k: np.stack([s.outcome[k][row] for s in steps]) for k in steps[0].outcome}
-    if cut:
-        found["truncated"][-1] = True
-    return found

@@ -31,6 +31,7 @@ from runnel.envs.vector.choose import Choice
 from runnel.envs.vector.config import VectorConfig
 from runnel.envs.vector.host import num_cores
 from runnel.graphs.run_config import RunConfig
+from runnel.graphs.start_states import open_data
 from runnel.graphs.unused import OF_PRIORITIES, ON_ENVIRONMENTS
 from runnel.graphs.user_objects import resolve_live
 from runnel.kernels.select import Accelerator, Mode
@@ -115,10 +116,15 @@ class EnvConfig(RunConfig):
     def settle(self) -> tuple[RunConfig, list[str]]:
         """The back end of the environments, where it is open."""
         told = [*self._about_preparation(), *self._about_compiling(), *self._about_normalising()]
+        config = self
+        if self.curriculum.kind == "states":
+            found = open_data(self.curriculum)
+            config = replace(self, curriculum=replace(self.curriculum, states_digest=found.digest))
+            told.append(f"start states: {found}")
         if self.vector.backend != "auto" or is_tensor_env(self.env):
-            return self, told
-        choice = self.choose_backend()
-        return replace(self, vector=choice.config), [*told, choice.text]
+            return config, told
+        choice = config.choose_backend()
+        return replace(config, vector=choice.config), [*told, choice.text]
 
     def choose_backend(self) -> Choice:
         """What steps the environments of an actor, each with its share of the cores here; the plainest where every repetition
@@ -197,10 +203,21 @@ class EnvConfig(RunConfig):
         if self.curriculum.kind == "plr" and self.placement.trainers > 1:
             fix = "plr scores tasks by what one learner makes of the whole batch; use 1, or another kind of curriculum"
             raise ConfigError("placement.trainers", self.placement.trainers, fix)
+        self._check_states()
         if self.num_envs % self.num_env_groups:
             raise ConfigError("num_env_groups", self.num_env_groups, f"use a divisor of num_envs ({self.num_envs})")
         if self.compiled == "on" and self.device == "cpu" and not has_numba():
             raise ConfigError("compiled", "on", "needs Numba: pip install 'runnel[compiled]'; or use auto")
+
+    def _check_states(self) -> None:
+        if self.curriculum.kind != "states":
+            return
+        if self.vector.frame_stack:
+            fix = "the frames before a recorded state are not recorded; use 0"
+            raise ConfigError("vector.frame_stack", self.vector.frame_stack, fix)
+        if self.curriculum.until < 1 and self.total_steps is None:
+            fix = "is a part of total_steps, which is not set; set it, or use 1"
+            raise ConfigError("curriculum.until", self.curriculum.until, fix)
 
     @property
     def num_planned_steps(self) -> int:
@@ -253,7 +270,6 @@ class ReplayEnvConfig(EnvConfig):
             **({} if self.replay.prioritised else OF_PRIORITIES),
             "staleness.max_concurrent": "update_ratio paces actors and learner",
             "net.shared": "actor and critics have layers of their own",
-            "curriculum": "the trainer sees drawn batches, not the episodes in their order; on-policy recipes have curricula",
             **({} if self.recurrent else {"net.core": why, "net.core_size": why}),
         }
 

@@ -18,6 +18,7 @@ from runnel.core.spaces import ArraySpec
 from runnel.core.state import Settings
 from runnel.data.dataset import Source
 from runnel.envs.curricula.config import CurriculumConfig
+from runnel.envs.curricula.uniform import NoHistory
 from runnel.envs.device import TensorVector
 from runnel.envs.device.sampler import DeviceSampler
 from runnel.envs.registry import (
@@ -31,6 +32,7 @@ from runnel.envs.registry import (
 )
 from runnel.envs.render import RenderedEnv, check_renders
 from runnel.envs.sampler import VecEnvSampler
+from runnel.envs.starts import START_TASKS, Starts
 from runnel.envs.vector import VectorEnv
 from runnel.envs.vector.config import VectorConfig
 from runnel.eval.episodes import EpisodePlayer
@@ -39,6 +41,7 @@ from runnel.eval.runner import EnvEvaluation
 from runnel.graphs.env_config import EnvConfig, wrapped_target
 from runnel.graphs.experiment import ActorSpec, EvaluationSpec, PlayConfig
 from runnel.graphs.run_config import RunConfig
+from runnel.graphs.start_states import RecordedStarts, check_states
 from runnel.kernels.select import Accelerator
 from runnel.nets.inferencer import Acts, AgentNet, TorchInferencer
 from runnel.nets.policy import EnvPolicy
@@ -73,6 +76,8 @@ class EnvTask:
         self.spec = probe_env(self._target, kwargs=self._kwargs, frame_stack=frames, channels=self._channels)
         if isinstance(config, EnvConfig):
             config.channels.check_weights(self.spec.channels)
+            if config.curriculum.kind == "states":
+                self.spec = replace(self.spec, tasks=START_TASKS)
             refuse_unused(config, config.unused_on(self.spec))
 
     def _choose(self, config: RunConfig) -> VectorConfig:
@@ -90,17 +95,20 @@ class EnvTask:
         evaluation: bool = False,
         device: str = "",
         tasks: bool = False,
+        starts: Starts | None = None,
     ) -> VectorEnv:
         """`num_envs` of the environment; `index0` is the number of the first among all of the run.
 
         For `evaluation` they are in this process, and without what only helps training (clipped rewards). With `tasks` they
-        play what they are told.
+        play what they are told. With `starts` their states can be saved, and with both they may begin at one; they are in this
+        process, too, unless they are told.
         """
         device, kwargs, vector = device or self._config.device, self._kwargs, self._vector
         if evaluation:
             kwargs = evaluation_kwargs(self._target, kwargs)
-            if vector.backend == "processes":
-                vector = replace(vector, backend="serial", num_workers=0, step_timeout_s=0.0)
+        saving = starts is not None and not tasks
+        if saving or (evaluation and vector.backend == "processes"):
+            vector = replace(vector, backend="serial", num_workers=0, step_timeout_s=0.0)
         return make_vector(
             self._target,
             num_envs,
@@ -111,6 +119,7 @@ class EnvTask:
             config=vector,
             channels=self._channels,
             tasks=tasks,
+            starts=starts,
         )
 
     @property
@@ -140,9 +149,11 @@ class EnvTask:
             def make(incarnation: int) -> Sampler:
                 seed, name = make_seed(self._config.seed, "actor", incarnation), f"actor-{index}"
                 routes, own = [AgentRoute(samples=(SampleRoute(stream),))], make_seed(seed, index)
-                starts = [index * num_envs + i * width for i in range(num_env_groups)]
-                told = tasks is not None
-                vectors = [self.vector(width, seed=seed, index0=start, device=device, tasks=told) for start in starts]
+                told = None if tasks is None or self._states is None else self._states.starts
+                vectors = [
+                    self.vector(width, seed=seed, index0=first, device=device, tasks=tasks is not None, starts=told)
+                    for first in range(index * num_envs, (index + 1) * num_envs, width)
+                ]
                 source = None if tasks is None else tasks()
                 more: dict[str, Any] = {"state": state, "carried": carried, "source": source}
                 if num_env_groups == 1 and isinstance(vectors[0], TensorVector):
@@ -157,11 +168,27 @@ class EnvTask:
         """What makes the source of tasks for actors and their history for the trainer; None where the environment chooses."""
         if config.kind == "off":
             return None
+        if self._states is not None:
+            return self._states.source, NoHistory
         space, seed = self.spec.tasks, make_seed(self._config.seed, "curriculum")
         if space is None:
             fix = f"{self.name} declares no task_space, so nothing can be told to it; give it one, or use off"
             raise ConfigError("curriculum.kind", config.kind, fix)
         return partial(config.source, space, seed), partial(config.history, space, seed)
+
+    @property
+    def _states(self) -> RecordedStarts | None:
+        """The recorded states at which episodes of the run may begin."""
+        c = self._config
+        if not isinstance(c, EnvConfig) or c.curriculum.kind != "states":
+            return None
+        segment_steps = c.num_envs // c.num_env_groups * c.num_steps
+        return RecordedStarts(c.curriculum, make_seed(c.seed, "curriculum"), c.total_steps, segment_steps)
+
+    def check_states(self) -> None:
+        """Refuse recorded states that are not of this environment, as it is here."""
+        if isinstance(self._config, EnvConfig) and self._config.curriculum.kind == "states":
+            check_states(self._config.curriculum, self)
 
     def evaluation(self, make_net: Callable[[], AgentNet]) -> EvaluationSpec | None:
         """Greedy episodes beside training, as `config.eval` says; None where it says none."""
@@ -195,9 +222,11 @@ class EnvTask:
         net, seed = make_net(), make_seed(self._config.seed, "data", plan.seed)
 
         def vector() -> VectorEnv:
-            return self.vector(min(plan.episodes, self.most_eval_envs), seed=seed, index0=0)
+            starts = Starts() if plan.states_every else None
+            return self.vector(min(plan.episodes, self.most_eval_envs), seed=seed, index0=0, starts=starts)
 
-        return EpisodePlayer(vector, plan.episodes, seed, net.noise_size, net.state_spec, plan.max_steps)
+        every = plan.states_every
+        return EpisodePlayer(vector, plan.episodes, seed, net.noise_size, net.state_spec, plan.max_steps, every)
 
     def recorder(self, make_net: Callable[[], AgentNet]) -> VideoRecorder:
         """Plays episodes to be looked at, as `config.record` says."""

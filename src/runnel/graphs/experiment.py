@@ -107,11 +107,13 @@ class TrainerSpec:
 
 @dataclass(frozen=True)
 class PlayConfig:
-    """How episodes of a data set are played: how many, under which seed, and after how many steps one is cut."""
+    """How episodes of a data set are played: how many, under which seed, and after how many steps one is cut; and before every
+    how many steps the environment's state is saved (0: never)."""
 
     episodes: int
     seed: int
     max_steps: int
+    states_every: int = 0
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ class ImitationConfig(DataEnvConfig):
             "total_steps": "no steps of the environment are counted; use total_updates",
             **dict.fromkeys(("net.core", "net.core_size"), "rows are drawn one by one, without what came before them"),
             "net.critic_only": "a clone has no critic",
+            "curriculum": "nothing is played while this recipe trains",
         }
 
 
@@ -123,6 +124,11 @@ def beside_data(
     if task.spec.channels.names:
         fix = f"its steps have {', '.join(task.spec.channels.names)}, which a data set does not hold; play another environment"
         raise ConfigError("env", c.env, fix)
+
+    def check_here() -> None:
+        _open(c, task).verify()
+        task.check_states()
+
     leader, *others = experiment.trainers
     capacity = experiment.stream("replay").capacity
     phases = tuple(replace(phase, segments={**phase.segments, OFFLINE: 1}) for phase in leader.phases)
@@ -132,5 +138,5 @@ def beside_data(
         staleness={**experiment.staleness, OFFLINE: experiment.staleness["replay"]},
         actors=(*experiment.actors, _reader(c, task, gamma=gamma, n_step=n_step)),
         trainers=(replace(leader, phases=phases), *others),
-        check_here=lambda: _open(c, task).verify(),
+        check_here=check_here,
     )

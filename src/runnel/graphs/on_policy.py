@@ -78,6 +78,7 @@ def on_policy_graph(
         trainers=(TrainerSpec(learner, (Phase({"trajectories": batch}),), view=weighted_reward(c.channels.learned)),),
         evaluation=task.evaluation(network),
         curriculum=None if curriculum is None else curriculum[1],
+        check_here=task.check_states,
         policy=lambda: task.policy(network),
         accelerator=c.accelerator,
     )

@@ -35,6 +35,9 @@ def replay_graph(
 
     A batch is `batch_size` transitions; for a recurrent network it is `batch_size` rows of `num_steps` steps.
     """
+    if c.curriculum.kind in ("plr", "alp_gmm"):
+        fix = "the trainer sees drawn batches, not the episodes in their order; use uniform or states, or an on-policy recipe"
+        raise ConfigError("curriculum.kind", c.curriculum.kind, fix)
     if c.min_fill < batch_size:
         raise ConfigError("min_fill", c.min_fill, f"must hold a batch; use at least {batch_size}")
     exact = c.staleness.mode != "window"
@@ -50,6 +53,7 @@ def replay_graph(
         ratio = replace(ratio, num_segments=ratio.segments_for(c.total_steps))
     batches = LagRule(lag=c.staleness.lag, batch=1, exact=exact)
     net = network()  # refuses actions that are not for it, before a budget that no budget would mend
+    curriculum = task.curriculum(c.curriculum)
     if c.total_steps is not None and c.total_steps < c.min_fill:
         raise ConfigError("total_steps", c.total_steps, f"ends before the first update; use at least {c.min_fill}")
     experience = trajectory_stream(
@@ -58,6 +62,7 @@ def replay_graph(
         num_envs=c.num_envs // c.num_env_groups,
         state=net.state_spec,
         logprob=False,
+        tasks=curriculum is not None,
         capacity=2 * c.batch_segments,
         num_writers=c.most_actors,
         reader="buffer",
@@ -91,11 +96,14 @@ def replay_graph(
             noise_size=net.noise_size,
             state=net.state_spec,
             device="cpu",
+            tasks=None if curriculum is None else curriculum[0],
         ),
         inference=(env_inference(c, task, net, network),),
         trainers=(TrainerSpec(learner, (Phase({"replay": 1}),), view=weighted_reward(c.channels.learned)),),
         transforms=(TransformSpec("buffer", buffer, reads=("trajectories",), writes=("replay",), paces=True),),
         evaluation=task.evaluation(network),
+        curriculum=None if curriculum is None else curriculum[1],
+        check_here=task.check_states,
         policy=lambda: task.policy(network),
         disk=lambda: DiskNeed(once=_replay_bytes(c, task) * min(c.checkpoint.copies, copies_at_once(c))),
         accelerator=c.accelerator,

@@ -25,12 +25,12 @@ from typing import Any
 
 from torch import Tensor
 
+from runnel.core.codec import decode, encode
 from runnel.core.contracts.params import ParamSet
 from runnel.core.disk import told_if_refused
 from runnel.core.errors import CheckpointError
 from runnel.core.state import SealedChunk, State
 from runnel.core.worker import progressed
-from runnel.run.codec import decode, encode
 from runnel.track.folder import read_rows
 
 MANIFEST = "manifest.json"

@@ -28,6 +28,7 @@ def record_data(
     stochastic: bool = False,
     seed: int = 0,
     max_steps: int = MAX_STEPS,
+    states_every: int = 0,
     progress: Progress | None = None,
     best: bool = False,
     trust: bool = False,
@@ -36,11 +37,14 @@ def record_data(
 
     The environment, its wrappers and its rewards are those that the run trains on. Actions are the greedy ones, or (with
     `stochastic`) drawn as in training. `seed` another number: other episodes; none of them is played in training or in an
-    evaluation. `trust`: as in `load`.
+    evaluation. With `states_every`, the environment's state is saved before every so many steps of an episode: a run may begin
+    episodes there (`--curriculum.kind states`). `trust`: as in `load`.
     """
     for name, value in (("episodes", episodes), ("max_steps", max_steps)):
         if not isinstance(value, Integral) or value < 1:
             raise ConfigError(name, value, "use a whole number, at least 1")
+    if not isinstance(states_every, Integral) or states_every < 0:
+        raise ConfigError("states_every", states_every, "use a whole number; 0 saves no states")
     source, module, saved = open_run(run, trust=trust)
     asked = {"eval.episodes": 1}
     experiment = registry.build_saved(module.name, override(override(module.Config(), saved), asked), asked)
@@ -48,9 +52,9 @@ def record_data(
     if spec is None or spec.player is None:
         fix = "its recipe plays no environment with one agent, and data sets are of those"
         raise ConfigError("run", str(run), fix)
-    player, env_spec, env = spec.player(PlayConfig(int(episodes), seed, int(max_steps)))
+    player, env_spec, env = spec.player(PlayConfig(int(episodes), seed, int(max_steps), int(states_every)))
     with (
-        DatasetWriter(folder, env_spec, env) as writer,
+        DatasetWriter(folder, env_spec, env, states=states_every > 0) as writer,
         _acting(source, spec, experiment, stochastic=stochastic, best=best) as client,
     ):
         for episode in player.run(client, progress=progress):
@@ -58,6 +62,7 @@ def record_data(
         if player.crashed:
             warnings.warn(f"{player.crashed} episodes crashed; others were played in their place", stacklevel=2)
         about = {"run": source.path.name, "recipe": module.name, "seed": seed, "stochastic": stochastic}
+        about |= {"states_every": int(states_every)} if states_every else {}
         return writer.finish(**about, version=client.version, trained_steps=steps_at(source, client.version))
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from runnel.core.codec import decode, encode
 from runnel.core.errors import CheckpointError
 from runnel.core.rng import make_rng, rng_state
 from runnel.run.checkpoint import Checkpoints, read_params, read_part, read_parts, verify, write_parts
-from runnel.run.codec import decode, encode
 
 
 def through_files(folder: Path, state: Any) -> Any:

@@ -21,6 +21,12 @@ OF_KIND = {
     "fit_every": "alp_gmm",
     "max_gaussians": "alp_gmm",
     "explore": "alp_gmm",
+    "states": "states",
+    "states_digest": "states",
+    "share": "states",
+    "until": "states",
+    "groups": "states",
+    "cut": "states",
 }
 """Settings of one kind of curriculum only."""
 
@@ -29,13 +35,19 @@ OF_KIND = {
 class CurriculumConfig:
     """What an environment that takes tasks (`task_space`) is told to play, in training; evaluations play what it likes."""
 
-    on_resume: ClassVar[OnResume] = may_change(
-        "replay", "temperature", "staleness", "explore", then="counts from the next batch on"
-    ) | stays("kind", "capacity", "fit_every", "max_gaussians", why="the history in the checkpoint was kept so")
+    on_resume: ClassVar[OnResume] = (
+        may_change(
+            *("replay", "temperature", "staleness", "explore", "share", "until", "groups"), then="counts from the next batch on"
+        )
+        | may_change("states", then="is where the same data set lies now")
+        | stays("states_digest", "cut", why="episodes in the checkpoint began so")
+        | stays("kind", "capacity", "fit_every", "max_gaussians", why="the history in the checkpoint was kept so")
+    )
 
-    kind: Literal["off", "uniform", "plr", "alp_gmm"] = "off"
+    kind: Literal["off", "uniform", "plr", "alp_gmm", "states"] = "off"
     """off: the environment chooses. uniform: any task is as likely as another. plr: prioritised level replay, tasks on which
-    the critic errs most are played again. alp_gmm: more of the tasks on which returns change most."""
+    the critic errs most are played again. alp_gmm: more of the tasks on which returns change most. states: episodes begin at
+    recorded states."""
     replay: float = bounded(0.5, at_least=0, at_most=1)
     """plr: share of episodes that play a known task again, once half of the memory is full."""
     capacity: int = bounded(256, at_least=2)
@@ -51,6 +63,21 @@ class CurriculumConfig:
     explore: float = bounded(0.2, at_least=0, at_most=1)
     """alp_gmm: share of episodes that play any task."""
 
+    states: str = ""
+    """states: folder of a data set of this environment with start states (`runnel data record RUN FOLDER --states-every 10`
+    makes one)."""
+    states_digest: str = ""
+    """states: the data set's digest, which names its content; another one is refused. Empty: that of the folder when the run
+    starts."""
+    share: float = bounded(0.5, above=0, at_most=1)
+    """states: share of episodes that begin at a recorded state."""
+    until: float = bounded(0.5, above=0, at_most=1)
+    """states: part of total_steps after which every episode begins as the environment likes."""
+    groups: int = bounded(10, at_least=1)
+    """states: groups of states that look alike; each group is played as often as another."""
+    cut: int = bounded(0, at_least=0)
+    """states: steps after which an episode that began at a state is truncated; 0: it ends as others do."""
+
     def __post_init__(self) -> None:
         check_bounds(self, "curriculum.")
 
@@ -59,7 +86,7 @@ class CurriculumConfig:
         return {f"curriculum.{name}": f"is of curriculum.kind {kind}" for name, kind in OF_KIND.items() if kind != self.kind}
 
     def source(self, space: TaskSpace, seed: int) -> TaskSource:
-        """What chooses the tasks of actors."""
+        """What chooses the tasks of actors; of states, the run knows more (`graphs/start_states.py`)."""
         if self.kind == "plr":
             return ReplayedLevels(space, seed=seed, replay=self.replay)
         if self.kind == "alp_gmm":

@@ -14,6 +14,7 @@ from runnel.core.rng import make_seed
 from runnel.core.state import State
 from runnel.envs.device.base import ArrayEnv, TensorEnv
 from runnel.envs.device.numpy_engine import NumpyEngine
+from runnel.envs.device.started import state_bytes
 from runnel.envs.device.torch_engine import Act, Played, TorchEngine
 from runnel.envs.vector.contract import Episode, Fault, StepOut, allocate
 from runnel.envs.vector.cpu_base import load_tasks, save_tasks
@@ -92,6 +93,10 @@ class TensorVector:
         self._engine.load(state["engine"])
         load_tasks(self.out, state.get("tasks", {}))
         self._engine.show(self.out.obs)
+
+    def save_state(self, row: int) -> bytes:
+        """The state of the environment in `row`, as start states are."""
+        return state_bytes(self._engine.save()["state"], row)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -64,7 +64,7 @@ def task_space_of(env: gym.Env, name: str) -> TaskSpace | None:
     """The space of the tasks that `reset(options={"task": ...})` takes, as the environment declares it (`task_space`)."""
     from gymnasium import spaces
 
-    space = getattr(env.unwrapped, "task_space", None)
+    space = env.get_wrapper_attr("task_space") if env.has_wrapper_attr("task_space") else None
     if space is None:
         return None
     bounded = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.is_bounded()
@@ -373,6 +373,14 @@ class SerialVector(CpuVector):
                     f"actions after reset(seed={copy.seed}) gave another {leaf.key!r}. Implement get_state() and "
                     "set_state(state) on it, or draw all its randomness from self.np_random"
                 )
+
+    def save_state(self, row: int) -> bytes:
+        """The state of the environment in `row`, which was made with start states (`Starts`)."""
+        from runnel.envs.started import StartedEnv
+
+        env = self._copies[row].env
+        assert isinstance(env, StartedEnv), "whoever records states makes the vector with `Starts`"
+        return env.save()
 
     def close(self) -> None:
         for copy in self._copies:

@@ -1,7 +1,8 @@
-"""States as JSON and named tensors, and back: what a checkpoint is made of. Data only, no pickle."""
+"""States as JSON and named tensors, or as bytes, and back: what checkpoints and start states are made of. No pickle."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runnel.core.errors import CheckpointError
-from runnel.core.state import Plain, SealedChunk
+from runnel.core.state import Plain, SealedChunk, State
 
 
 def encode(value: object, tensors: dict[str, Tensor], sealed: dict[str, SealedChunk] | None = None) -> Plain:
@@ -60,3 +61,34 @@ def decode(value: Plain, tensors: Mapping[str, Tensor], sealed: Callable[[str], 
     if isinstance(value, list):
         return [decode(v, tensors, sealed) for v in value]
     return value
+
+
+_TEXT, _HEADER = "plain", 8
+"""Where the JSON stands in a file of safetensors, and the bytes that say how long its head is."""
+
+
+def to_bytes(state: State) -> bytes:
+    """A state as one file of safetensors, whose head has the JSON.
+
+    >>> from_bytes(to_bytes({"x": np.ones(2), "n": 3}))
+    {'x': array([1., 1.]), 'n': 3}
+    """
+    from safetensors.torch import save
+
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(encode(state, tensors))
+    return bytes(save(tensors, metadata={_TEXT: text}))
+
+
+def from_bytes(data: bytes) -> State:
+    """Undo `to_bytes`. Raises a `ValueError` or a `KeyError` for other bytes."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    size = int.from_bytes(data[:_HEADER], "little")
+    try:
+        text = json.loads(data[_HEADER : _HEADER + size])["__metadata__"][_TEXT]
+        found: State = decode(json.loads(text), load(data))
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    return found
