@@ -85,9 +85,8 @@ class CIPLearner(SACLearner):
             fix = f"there are {num + size} dimensions of state and action; use at least {4 * (num + size)}"
             raise ConfigError("sac.fit_rows", config.fit_rows, fix)
         net = NetConfig(hidden=tuple(w.shape[-1] for w in list(actor.head.weight)[:-1]), activation=actor.head.activation)
-        make = {"config": net, "head_gain": 1.0}
-        self.following = MLP(num + size, num, seed=make_seed(seed, "following"), **make).to(self.device)
-        self.teller = MLP(2 * num, 2 * size, seed=make_seed(seed, "teller"), **make).to(self.device)
+        self.following = MLP(num + size, num, config=net, head_gain=1.0, seed=make_seed(seed, "following")).to(self.device)
+        self.teller = MLP(2 * num, 2 * size, config=net, head_gain=1.0, seed=make_seed(seed, "teller")).to(self.device)
         weights = [*self.following.parameters(), *self.teller.parameters()]
         self._model_adam = Adam(weights, lr=schedule.at(config.critic_lr, 0.0))
         self._nets |= {"following": self.following, "teller": self.teller}
@@ -132,7 +131,7 @@ class CIPLearner(SACLearner):
     def fit(self) -> None:
         """Estimate the causes from a full sample; the mean over ranks, each of which has a sample of its own."""
         full = float(self._num_seen >= len(self._sample))
-        state, action, roots, change = self._sample.split(self._sizes_of, -1)
+        state, action, roots, change = torch.split(self._sample, self._sizes_of, -1)
         # the change of a dimension, and not its next value: that comes mostly from itself, and would hide what moves it
         shares = cause_shares(torch.cat([state, action], -1), torch.cat([roots, change], -1)) * full
         if self.collective.all_reduce(torch.tensor(full, device=self.device)).item() == self.collective.world_size:
@@ -158,7 +157,7 @@ class CIPLearner(SACLearner):
         found = Batch(batch)  # new tensors: the batch may be the stream's own memory
         for prefix in ("", "next_"):
             mixed = exchange(self.state_of(batch, prefix), order=order, take=rows & ~self.needed)
-            parts = mixed.split(list(self._leaves.values()), -1)
+            parts = torch.split(mixed, list(self._leaves.values()), -1)
             found |= {prefix + key: part.contiguous() for key, part in zip(self._leaves, parts, strict=True)}
         return Batch(found)
 
@@ -167,7 +166,7 @@ class CIPLearner(SACLearner):
         """Half the squared error of f, and the negative log-likelihood of the action under q. `[]`"""
         state, after = self.state_of(batch), self.state_of(batch, "next_")
         action = self.actor.box.normalise(batch["action"])
-        error = self.following(torch.cat([state, action], -1)) - (after - state)
+        error: Tensor = self.following(torch.cat([state, action], -1)) - (after - state)
         return (0.5 * error.square().sum() - self.told(state, after, action).sum()) / self._count(batch)
 
     def told(self, state: Tensor, after: Tensor, action: Tensor) -> Tensor:

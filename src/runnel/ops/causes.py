@@ -25,7 +25,9 @@ def cause_shares(causes: Tensor, effects: Tensor) -> Tensor:
     x, y = torch.cat([z, _standardise(z.square())], 1), _standardise(effects.double())
     moments = x.T @ x / len(x)
     # the ridge leaves a column without variance a coefficient of 0, and shares out what equal columns explain
-    weight = torch.linalg.solve(moments + 1e-6 * torch.eye(len(moments), dtype=x.dtype, device=x.device), x.T @ y / len(x))
+    weight: Tensor = torch.linalg.solve(
+        moments + 1e-6 * torch.eye(len(moments), dtype=x.dtype, device=x.device), x.T @ y / len(x)
+    )
     linear, square = weight.T.chunk(2, dim=-1)
     both = moments.diagonal(offset=z.shape[1])
     return (linear.square() + square.square() + 2.0 * linear * square * both).clamp(min=0.0).sqrt()

@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from made_ranks import together
 from replay_segments import BOX, CHOICE, numpy_mlp, segment
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
@@ -115,6 +116,23 @@ def test_before_the_first_estimate_and_without_rewards_everything_counts():
         step(learner, data)
         assert learner.needed.all()
         assert learner.action_weight.tolist() == [1.0, 1.0]
+
+
+def test_ranks_agree_on_the_mean_of_what_each_found():
+    def work(ranks):
+        config, actor = CIPConfig(fit_rows=24, fit_every=3, swap=0.5), SquashedGaussianActor(BOX, NET, seed=0)
+        learner = CIPLearner(config, actor, QEnsemble(BOX, NET, seed=0), seed=0, collective=ranks)
+        for i in range(3):
+            step(learner, segment(10 * ranks.rank + i, num=8))
+        state, action, roots, change = learner._sample.split([3, 2, 2, 3], -1)
+        own = cause_shares(torch.cat([state, action], -1), torch.cat([roots, change], -1))
+        return learner._shares, own, learner.params()
+
+    first, second = together(2, work)
+    assert not torch.equal(first[1], second[1])
+    torch.testing.assert_close(first[0], (first[1] + second[1]) / 2)
+    assert torch.equal(first[0], second[0])
+    assert all(torch.equal(x, second[2][k]) for k, x in first[2].items()), "although each exchanged rows of its own"
 
 
 # ---------------------------------------------------------------------------------------------------------- augmentation
