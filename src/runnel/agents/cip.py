@@ -44,8 +44,8 @@ from runnel.nets.optim import Adam
 from runnel.ops.causes import cause_shares, exchange, find_needed
 from runnel.ops.empowerment import gaussian_logprobs, squashed_logprobs, weighted_information
 
-TOLD_STD_BOUNDS = (-3.0, 1.0)
-"""Of log q: an action that can be told exactly would make its density, and the gradient, grow without end."""
+TOLD_STD_BOUNDS = (-1.0, 1.0)
+"""Of log q. With a sharper q, small errors of f say that an action is far from the one that can be told: that misled actors."""
 ROOTS = 2
 """The reward, and the discount, which is 0 where an episode ends."""
 
