@@ -69,11 +69,11 @@ def test_mex_learns_what_td3_learns(tmp_path: Path) -> None:
 
 
 def test_cip_learns_among_numbers_that_mean_nothing(tmp_path: Path) -> None:
-    """Distracted within 700 steps: at least -2.9 on 2 of 2 seeds (-3.15 is the least of eight, from -2.14 on). SAC had -4.53 to
-    -3.09 on the same eight."""
+    """Distracted within 700 steps: at least -2.8 on 2 of 2 seeds (eight had -2.7 to -1.82). SAC had -4.54 to -3.1 on the same
+    eight."""
     sac = {**FAST, "fit_rows": 2_000, "fit_every": 100}
-    found = scores("cip", tmp_path, range(1, 3), episodes=50, env=DISTRACTED, total_steps=700, **REPLAY, sac=sac)
-    assert min(found) >= -2.9, found
+    found = scores("cip", tmp_path, range(11, 13), episodes=50, env=DISTRACTED, total_steps=700, **REPLAY, sac=sac)
+    assert min(found) >= -2.8, found
 
 
 def test_sqirl_looks_ahead_as_far_as_it_is_told(tmp_path: Path) -> None:
