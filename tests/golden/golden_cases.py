@@ -102,6 +102,7 @@ OWN_UPDATES: dict[str, Settings] = {
     "dqn": {"log_every": 1, **SERIAL},
     **{name: {"log_every": 1, **SERIAL} for name in ("stream_ac", "stream_q", "sqirl")},
     **{name: {"total_steps": 272, "log_every": 1, **SERIAL} for name in ("sac", "td3", "ddpg", "drm", "mex")},
+    "cip": {"total_steps": 272, "log_every": 1, "sac": {"fit_rows": 512, "fit_every": 4, "cause_threshold": 0.5}, **SERIAL},
     "rlpd": {"total_steps": 272, "log_every": 1, "rlpd": {"actor_every": 1}, **SERIAL},
     "bc": {"total_updates": 4, "log_every": 1, **SERIAL},
 }

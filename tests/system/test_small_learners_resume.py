@@ -23,6 +23,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "stream_q": {"total_updates": 60, "log_every": 1},
     "drm": {**REPLAY, "drm": {"batch_size": 8, "perturb_every": 7, "awake_below": 0.9}},
     "mex": {**REPLAY, "td3": {"batch_size": 8, "eta": 0.1}},
+    "cip": {**REPLAY, "sac": {"batch_size": 8, "fit_rows": 40, "fit_every": 7, "cause_threshold": 1.0, "empowerment": 0.1}},
     "soap": {**SMALL, "env": "runnel.envs.toy:Recall"},
     "gbrl": SMALL,
     "sqirl": {"num_steps": 64, "total_updates": 6, "sqirl": {"horizon": 5, "depth": 2, "num_epochs": 2}},

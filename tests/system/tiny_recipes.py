@@ -24,6 +24,7 @@ TWO_STEPS: dict[str, dict[str, Any]] = {
     "ddpg": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
     "drm": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
     "mex": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
+    "cip": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
     "gbrl": {"total_updates": 2},
     "soap": {"total_updates": 2},
     "sqirl": {"total_updates": 2, "num_steps": 64},

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from runnel.agents.appo import APPOConfig as APPOConfig, APPOLearner as APPOLearner
     from runnel.agents.base import merge_segments as merge_segments
     from runnel.agents.bc import BCConfig as BCConfig, BCLearner as BCLearner
+    from runnel.agents.cip import CIPConfig as CIPConfig, CIPLearner as CIPLearner
     from runnel.agents.ddpg import DDPGConfig as DDPGConfig, DDPGLearner as DDPGLearner
     from runnel.agents.dqn import DQNConfig as DQNConfig, DQNLearner as DQNLearner
     from runnel.agents.drm import DrMConfig as DrMConfig, DrMLearner as DrMLearner

@@ -16,6 +16,7 @@ from replay_segments import BOX, CHOICE, segment
 from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.agents.appo import APPOConfig, APPOLearner
 from runnel.agents.bc import BCConfig, BCLearner
+from runnel.agents.cip import CIPConfig, CIPLearner
 from runnel.agents.ddpg import DDPGConfig, DDPGLearner
 from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
@@ -78,6 +79,18 @@ def rlpd(ranks: Collective) -> RLPDLearner:
     return RLPDLearner(config, fixed_actor(), critic, seed=1, collective=ranks)
 
 
+class Drawless(CIPLearner):
+    """The same noise for every row. It exchanges none: which of them it would is each rank's own draw."""
+
+    def draw(self, num_rows: int) -> torch.Tensor:
+        return torch.tensor([[0.3, -0.8]]).expand(num_rows, -1)
+
+
+def cip(ranks: Collective) -> CIPLearner:
+    actor = SquashedGaussianActor(BOX, NET, seed=0)
+    return Drawless(CIPConfig(swap=0.0, empowerment=0.5), actor, QEnsemble(BOX, NET, seed=0), seed=1, collective=ranks)
+
+
 def fixed_actor() -> SquashedGaussianActor:
     """The noise of an observation is a function of the observation, so that one learner and several draw the same."""
     actor = SquashedGaussianActor(BOX, NET, seed=0)
@@ -134,6 +147,7 @@ LEARNERS: dict[str, tuple[Make, Callable[[], list[Segment]]]] = {
     "bc": (bc, done),
     "rlpd": (rlpd, lambda: [segment(1, 12, BOX)]),
     "sac": (sac, lambda: [segment(1, 12, BOX)]),
+    "cip": (cip, lambda: [segment(1, 12, BOX)]),
     "sac of choices": (sac_of_choices, lambda: [segment(1, 12, CHOICE)]),
     "td3": (td3, lambda: [segment(1, 12, BOX)]),
     "ddpg": (ddpg, lambda: [segment(1, 12, BOX)]),
@@ -145,7 +159,7 @@ def flat(state: Any) -> torch.Tensor:
     if isinstance(state, torch.Tensor):
         return state.double().flatten()
     if isinstance(state, dict):
-        parts = [flat(v) for k, v in state.items() if k not in ("shuffle", "generator", "actor_loss")]
+        parts = [flat(v) for k, v in state.items() if k not in ("shuffle", "generator", "actor_loss", "sample")]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
     return torch.zeros(0, dtype=torch.float64)
 

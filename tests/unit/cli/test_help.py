@@ -15,12 +15,13 @@ MOST = dict.fromkeys(RECIPES, 30) | {
     "ppo_lagrangian": 34,
     "dqn": 34,
     "drm": 37,
+    "cip": 32,
     "gbrl": 34,
     "token_ppo": 33,
     "rlpd": 34,
 }
-"""Fields before "advanced". APPO, PPO-Lagrangian, DQN, DrM, GBRL and RLPD have more settings of their own, PPO on tokens has
-two algorithms' worth."""
+"""Fields before "advanced". APPO, PPO-Lagrangian, DQN, DrM, CIP, GBRL and RLPD have more settings of their own, PPO on
+tokens has two algorithms' worth."""
 
 
 def help_of(recipe: str, capsys: pytest.CaptureFixture[str]) -> str:

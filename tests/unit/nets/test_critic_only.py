@@ -93,8 +93,8 @@ SAC = {"total_steps": 80, "min_fill": 64, "sac": {"batch_size": 8}, "env_kwargs"
 
 @pytest.mark.parametrize(
     ("recipe", "settings"),
-    [("ppo", {"total_updates": 2}), ("a2c", {"total_updates": 2}), ("sac", SAC)],
-    ids=["ppo", "a2c", "sac"],
+    [("ppo", {"total_updates": 2}), ("a2c", {"total_updates": 2}), ("sac", SAC), ("cip", SAC)],
+    ids=["ppo", "a2c", "sac", "cip"],
 )
 def test_a_trained_policy_acts_without_what_its_critic_read(recipe: str, settings: dict[str, object], tmp_path: Path) -> None:
     given = {**LUCK, "net": {"hidden": (8,), "critic_only": ("luck",)}, "out": str(tmp_path), **settings}

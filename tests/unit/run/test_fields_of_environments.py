@@ -72,6 +72,8 @@ BASE["drm"] |= {"drm.batch_size": 8, "drm.tau": 0.5, "drm.actor_delay": 1, "drm.
 BASE["drm"] |= {"drm.awake_below": 0.98, "drm.dormant_below": 0.9, "drm.perturb_rate": 0.5}
 BASE |= {name: {**STREAM, "log_every": 1} for name in ("stream_ac", "stream_q")}
 BASE["mex"] = {**BASE["td3"], "td3.eta": 0.5}
+BASE["cip"] = {**BASE["sac"], "env": "runnel.envs.toy:PointMass", "env_kwargs": {"dims": 3}, "sac.empowerment": 0.5}
+BASE["cip"] |= {"sac.fit_rows": 24, "sac.fit_every": 2, "sac.cause_threshold": 1.0}
 BASE["sqirl"] = {**ENV, "num_steps": 64, "total_updates": 3, "sqirl.horizon": 5, "sqirl.batch_size": 16}
 BASE["soap"] = BASE["ppo"]
 BASE["gbrl"] = {k: v for k, v in BASE["ppo"].items() if not k.startswith(("ppo.", "net."))}
@@ -212,6 +214,7 @@ OF["stream_ac"] = OF["stream_q"] = VECTORS | {
     "num_env_groups": Try(),
     **{"stream_ac.lr": Try(1e-4), "stream_q.lr": Try(1e-4), "stream_q.epsilon": Try(0.0)},
 }
+OF["cip"] = {"sac.fit_rows": Try(48), "sac.cause_threshold": Try(0.01)}
 OF |= dict.fromkeys(("td3", "ddpg", "drm"), OF["sac"] | CONTROL)
 OF["drm"] |= {"drm.exploration_noise": Try(2.0), "drm.perturb_low": Try(0.85)}
 """Where a recipe needs another value."""
@@ -256,7 +259,7 @@ of the environment, images among them, need other data."""
 
 OF_EVERY_RUN = (*RunConfig.__dataclass_fields__, "vector", "curriculum")
 SHARED = {name for name in names_of("ppo") if name.partition(".")[0] in OF_EVERY_RUN}
-BUILT_ON = {"drm": "td3", "mex": "td3", "stream_q": "stream_ac"}
+BUILT_ON = {"drm": "td3", "mex": "td3", "cip": "sac", "stream_q": "stream_ac"}
 """Recipes with another learner in the graph of one before: what both have is shown there."""
 GRAPHS = ("ppo", "dqn")
 """Recipes that show what every run has, once for each graph; of the others everything but that is changed."""

@@ -35,6 +35,7 @@ OWN = {
     "sac": ("sac.",),
     "td3": ("td3.",),
     "mex": ("td3.eta", "td3.contrast"),
+    "cip": ("sac.fit_every", "sac.cause_threshold", "sac.swap", "sac.empowerment"),
     "drm": ("drm.",),
     "gbrl": ("gbrl.policy_rate", "gbrl.value_rate", "gbrl.num_bins"),
     "sqirl": ("sqirl.",),
