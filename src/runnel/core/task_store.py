@@ -40,6 +40,7 @@ class TaskStore:
     """
 
     def __init__(self, *, capacity: int, max_bytes: int) -> None:
+        self.capacity, self.max_bytes = capacity, max_bytes
         self._ids, self._ends, self._since = (np.zeros(capacity, dtype=np.int64) for _ in range(3))
         self._data = np.zeros(max_bytes, dtype=np.uint8)
         self._known: set[int] = set()
@@ -59,8 +60,8 @@ class TaskStore:
             self.doubles += 1
             return False
         row, start, data = len(self), self.num_bytes, np.frombuffer(_encoded(task.data), dtype=np.uint8)
-        if row == len(self._ids) or start + len(data) > len(self._data):
-            raise DataError(f"a store of {len(self._ids)} tasks and {len(self._data)} bytes has no room for one more task")
+        if row == self.capacity or start + len(data) > self.max_bytes:
+            raise DataError(f"a store of {self.capacity} tasks and {self.max_bytes} bytes has no room for one more task")
         if row and since < self._since[row - 1]:
             raise DataError(f"a task from segment {since} on cannot stand behind one from segment {self._since[row - 1]} on")
         self._data[start : start + len(data)] = data
