@@ -69,11 +69,21 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "ORDERS_S", 0.0)
 
 
-def played(run: Path) -> dict[int, tuple[int, int]]:
-    """By task, how often it was played, and the number of the last segment."""
+def history_of(run: Path) -> State:
     newest = Checkpoints(run / "checkpoints").newest_whole()
     assert newest is not None
-    found: State = read_part(newest, "worker-trainer")["curriculum"]["prompts"]["table"]
+    found: State = read_part(newest, "worker-trainer")["curriculum"]
+    return found
+
+
+def stored(run: Path) -> dict[str, Any]:
+    """The store of added tasks, as the newest checkpoint has it."""
+    return {name: np.asarray(value).tolist() for name, value in history_of(run)["new"].items()}
+
+
+def played(run: Path) -> dict[int, tuple[int, int]]:
+    """By task, how often it was played, and the number of the last segment."""
+    found = history_of(run)["prompts"]["table"]
     columns = (np.asarray(found[name]).tolist() for name in ("ids", "visits", "last"))
     return {task_id: (visits, last) for task_id, visits, last in zip(*columns, strict=True)}
 
@@ -117,7 +127,7 @@ def test_new_tasks_are_played_soon_and_told(whole: Path, tmp_path: Path) -> None
     [
         ("before the checkpoint that has them", {7: kill}),
         ("behind the checkpoint that has them", {9: kill}),
-        ("before the order was answered", {5: lambda run: (add(NEW[0], NEW[3])(run), kill(run))}),
+        ("before the order was answered", {5: lambda run: (add(NEW[0], NEW[3])(run), half_a_line(run), kill(run))}),
         ("while it was written down", {7: lambda run: (half_a_line(run), kill(run))}),
     ],
 )
@@ -132,7 +142,7 @@ def test_a_killed_run_goes_on_as_one_that_was_not(at: str, steps: dict[int, Step
         assert played(run).keys() >= IDS
         return
     assert content(run) == content(whole)
-    assert (played(run), told(run)) == (played(whole), told(whole))
+    assert (played(run), told(run), stored(run)) == (played(whole), told(whole), stored(whole))
     assert (run / "tasks.jsonl").read_text().count("\n") == 2
 
 
@@ -167,9 +177,17 @@ def test_one_actor_in_a_process_of_its_own_plays_what_four_in_one_process_do(tmp
     assert {e.id for e in NEW[:3]} <= played(one).keys()
 
 
-@pytest.mark.parametrize("mode", ["one_step", "window"])
-def test_also_where_actors_run_ahead(mode: str, tmp_path: Path) -> None:
-    settings = {"staleness": {"mode": mode, **({"max_lag": 2} if mode == "window" else {})}, "filter": {"on": False}}
+AHEAD: dict[str, dict[str, Any]] = {
+    "one step": {"staleness": {"mode": "one_step"}},
+    "window": {"staleness": {"mode": "window", "max_lag": 2}},
+    "warm-up": {"warmup_updates": 4, "demo_rows": 8},
+    "refills": {"recipe": "dapo", "max_refills": 2, "task": f"{LETTERS}:make_flat_task"},
+}
+
+
+@pytest.mark.parametrize("mode", list(AHEAD))
+def test_also_where_actors_run_ahead_or_begin_again(mode: str, tmp_path: Path) -> None:
+    settings = {**AHEAD[mode], "filter": {"on": False}}
     run, broken = tmp_path / "run", tmp_path / "broken"
     play(run, {2: add(*NEW[:3])}, **settings)
     play(broken, {2: add(*NEW[:3]), 7: kill}, **settings)
@@ -202,9 +220,7 @@ def test_rewards_get_their_columns_and_records_find_them(tmp_path: Path) -> None
     play(run, {2: lambda path: main(["add-tasks", str(path), str(more)])}, **settings)
     best = [r["metrics"]["reward/mean"] for r in content(run)[0] if r["kind"] == "update"]
     assert max(best[:3]) < 1 < max(best), "its column decides what it pays"
-    newest = Checkpoints(run / "checkpoints").newest_whole()
-    assert newest is not None
-    assert sum(read_part(newest, "worker-trainer")["curriculum"]["sources"]["counts"].values()) == 4 * 12
+    assert sum(history_of(run)["sources"]["counts"].values()) == 4 * 12
 
 
 GOOD = {"prompt": "xyz", "answer": "zyx"}

@@ -36,13 +36,11 @@ def add_tasks(run: str | Path, examples: str | Path | Sequence[Settings | Exampl
     folder, module, saved = open_run(run, trust=trust)
     if folder.holder().state not in ("here", "unknown"):
         raise ConfigError("run", str(run), "no process is training it; resume it, and add tasks while it goes on")
-    config = override(module.Config(), saved)
-    room = registry.build_saved(module.name, config).room
-    orders = TaskOrders(folder, room)
-    orders.expect(folder)
     given = read_rows(examples, setting="tasks") if isinstance(examples, str | Path) else list(examples)
     if not given:
         raise ConfigError("tasks", [], "give at least one example")
+    orders = TaskOrders(folder, registry.build_saved(module.name, override(module.Config(), saved)).room)
+    orders.expect(folder)
     made = [orders.room.example(one, _place(one, i)) for i, one in enumerate(given)]
     fresh, _ = orders.sort(made)
     folder.add_order({"op": "tasks", "id": secrets.token_hex(8), "tasks": [example_data(example) for example in made]})

@@ -68,14 +68,9 @@ class TaskRoom:
 
     def _of_row(self, row: Row) -> Example:
         made = row_example(row, self.data, answer_form(self.data) if self.data.reward else "")
-        some, every = self._columns
-        if "answer" not in some:  # the reward of this task gets no such column
-            made = replace(made, columns={k: v for k, v in made.columns.items() if k != "answer"})
-        if missing := sorted(every - made.columns.keys()):
-            name = self.data.answer if missing[0] == "answer" else missing[0]
-            fix = f"add it; it may be null. Examples here have: {listed(sorted(every))}"
-            raise DataError(f"{row.place}: the column {name!r} is missing, which the task's own examples have; {fix}")
-        return made
+        if "answer" in self._columns[0]:
+            return made
+        return replace(made, columns={k: v for k, v in made.columns.items() if k != "answer"})  # the reward here gets none
 
     def check(self, example: Example, place: str) -> None:
         """Raise a `DataError` for an example that this run cannot play."""
@@ -86,12 +81,19 @@ class TaskRoom:
         if example.text in self._held_out:
             fix = "a prompt that measures the policy must not train it: leave the row out"
             raise DataError(f"{place}: the prompt {example.text[:60]!r} is one of the evaluation; {fix}")
-        if self.sources and example.columns.get(COLUMN) not in self.sources:
-            found = example.columns.get(COLUMN)
-            raise DataError(f"{place}: the column {COLUMN!r} is {found!r}; write one of {listed(self.sources)}")
+        self._check_columns(example, place)
         if (num := self.num_tokens(replace(example, prompt=prompt))) > self.longest:
             fix = "shorten it, or start a run with a larger data.max_prompt"
             raise DataError(f"{place}: the prompt has {num} tokens, and this run has room for {self.longest}; {fix}")
+
+    def _check_columns(self, example: Example, place: str) -> None:
+        found, every = example.columns.get(COLUMN), self._columns[1]
+        if self.sources and found not in self.sources:
+            raise DataError(f"{place}: the column {COLUMN!r} is {found!r}; write one of {listed(self.sources)}")
+        if missing := sorted(every - example.columns.keys()):
+            name = self.data.answer if missing[0] == "answer" else missing[0]
+            fix = "add it (null, where there is nothing to say): the reward may ask for it"
+            raise DataError(f"{place}: the column {name!r} is missing, which the task's own examples have; {fix}")
 
     def knows(self, task_id: int) -> bool:
         """Whether the task's own examples have this one. Examples that are made on demand are not all made to find out."""
