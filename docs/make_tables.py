@@ -55,6 +55,7 @@ GUIDES = {
     "trace": "guides/trace.md",
     "tune": "guides/tune.md",
     "set": "guides/live-settings.md",
+    "add-tasks": "guides/tasks-and-data.md",
 }
 """Commands with a page of their own."""
 

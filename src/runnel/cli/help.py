@@ -26,7 +26,7 @@ COMMON = (
 """Fields that many people set, in the order in which they are shown."""
 SHARED = {
     *("sinks", "staleness", "eval", "checkpoint", "record", "placement", "cluster", "vector", "channels", "net", "replay"),
-    *("data", "filter", "lm", "learner", "engine", "curriculum", "sources", "exchange"),
+    *("data", "filter", "lm", "learner", "engine", "curriculum", "sources", "new_tasks", "exchange"),
 }
 """Groups of fields that many recipes have. Any other group is the algorithm's own."""
 

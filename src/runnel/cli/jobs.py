@@ -1,4 +1,4 @@
-"""`runnel submit`, `ps`, `logs`, `stop`, `scale`, `set` and `attach`: a run as a job.
+"""`runnel submit`, `ps`, `logs`, `stop`, `scale`, `set`, `add-tasks` and `attach`: a run as a job.
 
 A run is named by its folder, and orders for it are files in that folder: everyone who may write there may give orders. A run
 that was submitted to a Ray cluster is also a Ray job, named by the id that `submit` printed.
@@ -163,6 +163,24 @@ def _setting(word: str) -> tuple[str, object]:
     except ValueError:
         value = text
     return name.replace("-", "_"), value
+
+
+def add_new_tasks(args: list[str]) -> int:
+    """Add prompts to a run that goes on."""
+    from runnel.run.new_tasks import add_tasks  # needs torch, which the other commands here do not
+
+    about = (
+        "Add prompts to a run while it goes on; it was started with --new-tasks.capacity. The run notes from which version on."
+    )
+    parser = make_parser("add-tasks", about)
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("file", help="rows as those of its task: JSON lines, JSON or Parquet")
+    add_trust(parser)
+    parsed = parser.parse_args(args)
+    num = add_tasks(parsed.run, parsed.file, trust=parsed.trust)
+    asked = f"asked for new tasks: {num}; the run says when they are there (runnel logs {RunFolder(parsed.run).path})"
+    print(asked if num else "the run knows all of these tasks already")
+    return 0
 
 
 def attach(args: list[str]) -> int:

@@ -1,6 +1,6 @@
 """`runnel`: train, pipeline, eval, resume, data, export, trace, report, card, list, doctor, check-env, bench, plan, simulate.
 
-And studies: tune. And a run as a job: submit, ps, logs, stop, scale, set, attach.
+And studies: tune. And a run as a job: submit, ps, logs, stop, scale, set, add-tasks, attach.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ Reinforcement learning on one dataflow of workers and streams.
   attach RUN                         the live view of a run that goes on elsewhere
   scale RUN --actors N               change the number of actors or policy workers while it goes on
   set RUN NAME=VALUE ...             another learning rate or coefficient, while it goes on
+  add-tasks RUN FILE                 more prompts, while it goes on
   stop RUN                           end it at its next version, with a checkpoint
   trace RUN [--out FILE]             what every worker did when, for ui.perfetto.dev; the run was started with --trace
   tune RECIPE [--search ...]         search for good settings: Optuna, or population based training on live runs
@@ -83,6 +84,7 @@ COMMANDS = {
     "attach": "jobs:attach",
     "scale": "jobs:scale",
     "set": "jobs:set_live",
+    "add-tasks": "jobs:add_new_tasks",
     "stop": "jobs:stop",
 }
 """Each command: the module of `runnel.cli` and the function in it."""

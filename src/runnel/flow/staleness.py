@@ -107,6 +107,8 @@ class LagRule:
     [0, 0, 0, 1, 2]
     >>> p.admits_sequence(7, version=0), p.admits_sequence(8, version=0)
     (True, False)
+    >>> p.first_of(1), p.first_of(2)
+    (8, 12)
     """
 
     lag: int
@@ -137,6 +139,10 @@ class LagRule:
         if not self.exact:
             return -1
         return max(0, self.start + sequence // self.batch - self.lag)
+
+    def first_of(self, version: int) -> int:
+        """The number of the first segment that may start only when `version` is there (exact: that it must make)."""
+        return max(0, version - self.start + self.lag) * self.batch
 
     def evict(self, header: Header, version: int) -> bool:
         return self.should_abort(header.version_min, version)

@@ -26,6 +26,7 @@ from runnel.flow.staleness import AdmissionRule, check_capacity
 from runnel.flow.workers.trainer import Budget, Phase
 from runnel.graphs.run_config import RunConfig
 from runnel.kernels.select import Accelerator
+from runnel.llm.tasks.new_tasks import TaskRoom
 
 PARAMS = "policy"
 """The parameter channel of the leading learner's versions, unless its trainer names another."""
@@ -161,6 +162,8 @@ class Experiment:
     transforms: tuple[TransformSpec, ...] = ()
     curriculum: Callable[[], Curriculum] | None = None
     """What the leading trainer learns of tasks, for sources that use its history; None: there is none to keep."""
+    room: TaskRoom | None = None
+    """Room for tasks that are added while the run goes on, and what may be added; None: nothing may."""
     export: Callable[[Mapping[str, Tensor], Path], None] | None = None
     """Writes parameters as a folder that other programs load; the run's own is made when it ends."""
     look: Callable[[], list[str]] = list

@@ -16,6 +16,7 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.contracts.tasks import Curriculum, TaskSource
 from runnel.core.records import StreamSpec
 from runnel.core.rng import make_seed
+from runnel.core.task_store import TaskStore
 from runnel.graphs.experiment import PARAMS, ActorSpec, DiskNeed, EvaluationSpec, InferenceStream
 from runnel.graphs.run_config import RunConfig
 from runnel.graphs.user_objects import resolve_live
@@ -31,7 +32,7 @@ from runnel.llm.learning.learner import DEMOS, TokenLearner, TokenLearnerConfig
 from runnel.llm.learning.recording import GroupRecorder
 from runnel.llm.learning.reference import REFERENCE, ReferenceEngine, ReferencePlan, message_bytes
 from runnel.llm.learning.sharded import learner_class
-from runnel.llm.learning.task_history import DifficultyHistory, JoinedHistory, SourceHistory
+from runnel.llm.learning.task_history import DifficultyHistory, JoinedHistory, NewPrompts, SourceHistory
 from runnel.llm.model.architecture import model_config
 from runnel.llm.model.causal_lm import ModelConfig, build_model, count_parameters, shared_copy
 from runnel.llm.model.lora import LoraConfig, check_adapters
@@ -43,7 +44,17 @@ from runnel.llm.rewards.scorers import check_scorer
 from runnel.llm.sampling.demos import DemoSampler
 from runnel.llm.sampling.groups import demo_stream, rollout_stream
 from runnel.llm.sampling.sampler import PromptSampler
-from runnel.llm.tasks import DataConfig, DifficultyConfig, DifficultySource, Example, SourcesConfig, make_task
+from runnel.llm.tasks import (
+    DataConfig,
+    DifficultyConfig,
+    DifficultySource,
+    Example,
+    NewTasksConfig,
+    SourcesConfig,
+    make_task,
+)
+from runnel.llm.tasks.new_examples import NewExamples
+from runnel.llm.tasks.new_tasks import TaskRoom
 from runnel.llm.tasks.sources import MixedSource, join_tasks, named_tasks
 from runnel.llm.tokenize import Tokenizer, make_tokenizer, messages_of
 
@@ -282,17 +293,19 @@ class PromptTask:
         greedy_first: bool = False,
         max_refills: int = 0,
         filter: DifficultyConfig | None = None,
+        room: bool = False,
         reference: ReferencePlan | None = None,
     ) -> tuple[ActorSpec, ...]:
-        """Actors that play prompts, of all difficulties or as `filter` says."""
+        """Actors that play prompts, of all difficulties or as `filter` says; with `room` also those that are added while the
+        run goes on."""
 
         def maker(index: int) -> Callable[[int], PromptSampler]:
             def make(incarnation: int) -> PromptSampler:
                 seed = make_seed(self._config.seed, "prompts", incarnation, index)
                 source: TaskSource | None = None
-                if self.sources or (filter is not None and filter.on):  # all actors draw as one would
+                if self.sources or room or (filter is not None and filter.on):  # all actors draw as one would
                     seed = make_seed(self._config.seed, "prompts")
-                    source = self._chosen(filter or DifficultyConfig(), seed)
+                    source = self._chosen(filter or DifficultyConfig(), seed, room)
                 return PromptSampler(
                     self.task,
                     self.tokenizer,
@@ -315,19 +328,38 @@ class PromptTask:
         asks = (PARAMS,) if reference is None else (PARAMS, REFERENCE)
         return tuple(ActorSpec(f"actor-{i}", maker(i), ("rollouts",), asks) for i in range(self._config.most_actors))
 
-    def _chosen(self, filter: DifficultyConfig, seed: int) -> TaskSource:
+    def _chosen(self, filter: DifficultyConfig, seed: int, room: bool) -> TaskSource:
         if self.sources:
-            return MixedSource(self.sources, filter, seed=seed)
-        return DifficultySource(self.task.train, filter, seed=seed)
+            new = {name: NewExamples(name) for name in self.sources} if room else None
+            return MixedSource(self.sources, filter, seed=seed, new=new)
+        return DifficultySource(self.task.train, filter, seed=seed, new=NewExamples() if room else None)
 
-    def curriculum(self, filter: DifficultyConfig, sources: SourcesConfig) -> Curriculum:
-        """What the trainer learns of prompts and of their sources."""
+    def room(self, config: NewTasksConfig, data: DataConfig) -> TaskRoom:
+        """What may be added to the prompts while the run goes on."""
+        return TaskRoom(
+            config,
+            self.task,
+            data,
+            num_tokens=lambda example: len(self.tokenizer.render(messages_of(example.prompt))),
+            longest=self.sizes.prompt,
+            sources=tuple(self.sources),
+        )
+
+    def curriculum(
+        self, filter: DifficultyConfig, sources: SourcesConfig, new: NewTasksConfig, first_of: Callable[[int], int]
+    ) -> Curriculum:
+        """What the trainer learns of prompts and of their sources, and the prompts that are added (`new`). `first_of`: the
+        first segment that sees the history of a version."""
         parts: dict[str, Curriculum] = {}
         if filter.on:
-            parts["prompts"] = DifficultyHistory(filter, channels=self.channels, capacity=len(self.task.train))
+            capacity = len(self.task.train) + new.capacity
+            parts["prompts"] = DifficultyHistory(filter, channels=self.channels, capacity=capacity)
         if self.sources:
             names, find = list(self.sources), self.task.find
             parts["sources"] = SourceHistory(sources, names, channels=self.channels, find=find)
+        if new.capacity:
+            store = TaskStore(capacity=new.capacity, max_bytes=new.max_bytes)
+            parts["new"] = NewPrompts(store, first_of=first_of, task=self.task)
         return JoinedHistory(parts)
 
     def evaluation(self) -> EvaluationSpec | None:

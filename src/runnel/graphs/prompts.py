@@ -21,7 +21,7 @@ from runnel.graphs.experiment import Experiment, InferenceStream, TrainerSpec
 from runnel.graphs.mix import rows_of, share_of
 from runnel.graphs.prompt_task import PromptTask
 from runnel.graphs.run_config import PlacementConfig, RunConfig
-from runnel.graphs.unused import OF_FILTER, OF_WARM_UP, ON_TEXT, of_model, of_sources, unused_by_learner
+from runnel.graphs.unused import OF_FILTER, OF_NEW_TASKS, OF_WARM_UP, ON_TEXT, of_model, of_sources, unused_by_learner
 from runnel.llm.algorithms.base import Algorithm, PolicyAlgorithm, PolicyConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.engines.choose import EngineConfig
@@ -29,7 +29,7 @@ from runnel.llm.engines.requests import SamplingConfig
 from runnel.llm.learning.learner import DEMOS, TokenLearnerConfig
 from runnel.llm.learning.reference import ReferencePlan
 from runnel.llm.model.causal_lm import ModelConfig
-from runnel.llm.tasks import DataConfig, DifficultyConfig, SourcesConfig
+from runnel.llm.tasks import DataConfig, DifficultyConfig, NewTasksConfig, SourcesConfig
 
 MIXED = "mixed_demos"
 """The stream of demonstrations beside rollouts; those of the warm-up have their own."""
@@ -90,6 +90,7 @@ class PromptConfig(RunConfig):
     data: DataConfig = field(default_factory=DataConfig)
     filter: DifficultyConfig = field(default_factory=DifficultyConfig)
     sources: SourcesConfig = field(default_factory=SourcesConfig)
+    new_tasks: NewTasksConfig = field(default_factory=NewTasksConfig)
     lm: ModelConfig = field(default_factory=ModelConfig)
     learner: TokenLearnerConfig = field(default_factory=TokenLearnerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -102,6 +103,11 @@ class PromptConfig(RunConfig):
         return rows_of(share, self.num_prompts * self.group_size) if share else 0
 
     @property
+    def by_history(self) -> bool:
+        """Whether prompts are chosen by what the trainer publishes of them."""
+        return self.filter.on or bool(self.tasks) or self.new_tasks.capacity > 0
+
+    @property
     def sampling(self) -> SamplingConfig:
         """How completions are drawn."""
         return SamplingConfig(self.learner.temperature, self.top_k, self.top_p, self.min_p, self.stop)
@@ -111,6 +117,7 @@ class PromptConfig(RunConfig):
         groups = [f.name for f in fields(self) if isinstance(getattr(self, f.name), EngineConfig | PolicyConfig)]
         own = {f"{group}.{name}": why for group in groups for name, why in getattr(self, group).unused().items()}
         parts = ({} if self.warmup_updates else OF_WARM_UP) | ({} if self.filter.on else OF_FILTER)
+        parts |= {} if self.new_tasks.capacity else OF_NEW_TASKS
         parts |= of_sources(self.tasks, self.sources.pick)
         return super().unused() | ON_TEXT | of_model(self.model) | own | parts
 
@@ -155,7 +162,7 @@ def prompt_graph(
             lag=rollouts.lag,
             truncates=c.sampling.truncates,
             reference=reference is not None,
-            num_replaced=c.max_refills if c.filter.on or c.tasks else 0,
+            num_replaced=c.max_refills if c.by_history else 0,
         )
     ]
     staleness: dict[str, AdmissionRule] = {"rollouts": rollouts}
@@ -166,6 +173,7 @@ def prompt_graph(
             greedy_first=c.greedy_first,
             max_refills=c.max_refills,
             filter=c.filter,
+            room=c.new_tasks.capacity > 0,
             reference=reference,
         )
     )
@@ -195,7 +203,8 @@ def prompt_graph(
         inference=tuple(inference),
         trainers=(TrainerSpec(made, tuple(phases), token_streams=("rollouts", DEMOS, MIXED)),),
         evaluation=task.evaluation(),
-        curriculum=partial(task.curriculum, c.filter, c.sources) if c.filter.on or c.tasks else None,
+        curriculum=partial(task.curriculum, c.filter, c.sources, c.new_tasks, rollouts.first_of) if c.by_history else None,
+        room=task.room(c.new_tasks, c.data) if c.new_tasks.capacity else None,
         policy=lambda: task.policy(temperature=c.learner.temperature),
         export=task.export,
         look=task.check_demos if c.warmup_updates or c.mixed_rows else list,

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from runnel.llm.model.causal_lm import ModelConfig as ModelConfig
     from runnel.llm.rewards.components import RewardComponent as RewardComponent
     from runnel.llm.sampling.pairs import PairWriter as PairWriter
-    from runnel.llm.tasks import DataConfig as DataConfig, DifficultyConfig as DifficultyConfig
+    from runnel.llm.tasks import (
+        DataConfig as DataConfig,
+        DifficultyConfig as DifficultyConfig,
+        NewTasksConfig as NewTasksConfig,
+    )
     from runnel.llm.tasks import SourcesConfig as SourcesConfig
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -27,7 +27,7 @@ from runnel.flow.workers.actor import ActorWorker
 from runnel.flow.workers.evaluator import EvaluatorWorker
 from runnel.flow.workers.ranks import FollowingTrainer, LeadingTrainer
 from runnel.flow.workers.settings import Change
-from runnel.flow.workers.trainer import TrainerWorker
+from runnel.flow.workers.trainer import Arrival, TrainerWorker
 from runnel.flow.workers.transform import TransformWorker
 from runnel.run.tracing import UpdateCounts
 
@@ -74,6 +74,11 @@ class ProcessGroup:
         """Make `changes` of settings, each at its version; they replace all that were given before."""
         for rank in self.ranks:
             rank.changes.replace([change for change in changes if change["trainer"] == rank.trainer])
+
+    def add_tasks(self, arrivals: Sequence[Arrival]) -> None:
+        """New tasks for the leading trainer, if it lives here; each counts from its version on."""
+        if self.trainer is not None:
+            self.trainer.add_tasks(arrivals)
 
     @property
     def evaluator(self) -> EvaluatorWorker | None:

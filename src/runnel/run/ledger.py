@@ -39,7 +39,9 @@ from runnel.track.sinks import GuardedSink, JsonlSink, Sink
 from runnel.track.status import make_end
 
 Callback = Callable[[Event], object]
-What = Literal["checkpoint", "restart", "worker_lost", "resume", "warning", "order", "plan", "note", "collapse", "setting"]
+What = Literal[
+    "checkpoint", "restart", "worker_lost", "resume", "warning", "order", "plan", "note", "collapse", "setting", "tasks"
+]
 """What an event is about."""
 RECENT_EPISODES = 100
 WINDOW_S = 5.0
@@ -224,6 +226,8 @@ class Ledger:
             elif kind == "setting":
                 told = f"{event['name']} = {event['value']!r} from now on"
                 self.note(told, what="setting", about={"name": event["name"], "value": event["value"]})
+            elif kind == "tasks":
+                self.note(f"new tasks from now on: {event['num']}", what="tasks", about={"added": event["num"]})
             elif kind == "sample":
                 self._samples.row({k: v for k, v in event.items() if k != "worker"})
             elif kind in ("video", "group"):

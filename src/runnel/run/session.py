@@ -18,6 +18,7 @@ from runnel.core.clock import Clock
 from runnel.core.errors import CheckpointError, ConfigError, RunnelError
 from runnel.core.state import State
 from runnel.flow.params import Kept
+from runnel.flow.workers.trainer import Arrival
 from runnel.graphs.experiment import Experiment
 from runnel.run.balance import Balance
 from runnel.run.best import BestParams
@@ -25,6 +26,7 @@ from runnel.run.checkpoint import Checkpoints, Manifest, fell_back, read_parts
 from runnel.run.ledger import Ledger
 from runnel.run.live_settings import LiveSettings
 from runnel.run.names import JOB_RUN
+from runnel.run.new_tasks import TaskOrders
 from runnel.run.replan import Replan
 from runnel.run.restorable import check_restorable
 from runnel.track.folder import Row, RunFolder
@@ -57,6 +59,8 @@ class Session:
     interrupted: threading.Event = field(default_factory=threading.Event)
     live: LiveSettings = field(init=False)
     """The settings that may change while the run goes on."""
+    new_tasks: TaskOrders = field(init=False)
+    """The tasks that are added while the run goes on."""
     beginning: State = field(default_factory=dict)
     """What the ledger held before the first start; also of a run that was resumed."""
     steering: Balance | Replan | None = None
@@ -77,6 +81,8 @@ class Session:
         self.live = LiveSettings(self.folder, self.experiment.config)
         # from here on, not from the first round on: until then a run that starts slowly may have been given orders
         _, self._orders_read = self.folder.read_orders(-1)
+        self.new_tasks = TaskOrders(self.folder, self.experiment.room)
+        self._heard += self.new_tasks.unanswered(self.folder)
 
     def hold(self) -> None:
         """Write nothing into the run's folder before `begin`."""
@@ -212,6 +218,15 @@ class Session:
                 else:
                     found |= order["settings"]
         return found
+
+    def tasks_ordered(self, orders: Sequence[Row]) -> bool:
+        """Whether tasks wait to be added, those of `orders` among them."""
+        self.new_tasks.hear(orders, lambda text, level: self.ledger.note(text, level=level, what="order"))
+        return bool(self.new_tasks.waiting)
+
+    def added_at(self, next_versions: Mapping[str, int]) -> list[Arrival]:
+        """Take the tasks that wait, by the trainers' next versions: they count from the first version that is not published."""
+        return self.new_tasks.record(next_versions[self.experiment.leader.name] + 1)
 
     def should_stop(self) -> str | None:
         """The status to end with, or None to go on."""

@@ -1,7 +1,7 @@
 """The run folder: which files it holds, how they are written, and how they are read back even after a kill.
 
 config.json  run.json  metrics.jsonl  samples.jsonl  groups.jsonl  episodes/  tensorboard/  checkpoints/  best/  report.html
-log.txt  report_csv/  evals.jsonl  orders.jsonl  control.json  settings.json
+log.txt  report_csv/  evals.jsonl  orders.jsonl  control.json  settings.json  tasks.jsonl
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 Settings = Mapping[str, Any]
 """The settings of a run, as plain data."""
 
-ROWS = ("metrics.jsonl", "samples.jsonl", "groups.jsonl", "evals.jsonl", "orders.jsonl")
+ROWS = ("metrics.jsonl", "samples.jsonl", "groups.jsonl", "evals.jsonl", "orders.jsonl", "tasks.jsonl")
 """Files of a run with a row a line."""
 WRITTEN = ("config.json", "run.json", *ROWS, "control.json", "settings.json", "log.txt")
 """Files of a run that are written in place."""
@@ -93,6 +93,7 @@ class RunFolder:
         self.orders = self.path / "orders.jsonl"
         self.control = self.path / "control.json"
         self.settings = self.path / "settings.json"
+        self.tasks = self.path / "tasks.jsonl"
         self.trace = self.path / "trace"
 
     @classmethod
@@ -146,7 +147,7 @@ class RunFolder:
 
     def add_order(self, order: Mapping[str, object]) -> None:
         """Send an order to the process that trains the run: `{"op": "stop"}`, `{"op": "scale", "numbers": {"actor": 4}}`,
-        `{"op": "set", "settings": {"ppo.lr": 1e-4}}`."""
+        `{"op": "set", "settings": {"ppo.lr": 1e-4}}`, `{"op": "tasks", "id": "7f3a", "tasks": [...]}`."""
         with told_if_refused(self.path, what=f"the order {order.get('op')!r} was not given"), open_append(self.orders) as file:
             file.write(json.dumps(dict(order)).encode() + b"\n")
 
@@ -286,10 +287,21 @@ def _is_order(order: Row) -> bool:
     if order.get("op") == "set":
         settings = order.get("settings")
         return isinstance(settings, dict) and all(isinstance(v, int | float | str | None) for v in settings.values())
+    if order.get("op") == "tasks":
+        return isinstance(order.get("id"), str) and are_tasks(order.get("tasks"))
     if order.get("op") != "scale":
         return order.get("op") in ("stop", "checkpoint")
     numbers = order.get("numbers")
     return isinstance(numbers, dict) and all(type(n) is int and n >= 1 for n in numbers.values())
+
+
+def are_tasks(found: object) -> bool:
+    """Whether these are new tasks: prompts, each with an answer and columns."""
+    kinds = {"prompt": str | list, "answer": str | None, "columns": dict}
+    return isinstance(found, list) and all(
+        isinstance(task, dict) and all(name in task and isinstance(task[name], kind) for name, kind in kinds.items())
+        for task in found
+    )
 
 
 def live_by_trainer(info: Row) -> dict[str, dict[str, list[str]]]:

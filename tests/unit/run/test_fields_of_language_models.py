@@ -81,6 +81,7 @@ TRIES: dict[str, Try] = {
     "sources.window": Try(1, BANDIT),
     "sources.temperature": Try(10.0, BANDIT),
     "sources.explore": Try(0.0, BANDIT),
+    "new_tasks.max_bytes": Try(given={"new_tasks.capacity": 4}, seen="wired"),
     "model": Try(model_folder(), USUAL_SIZES, seen="wired"),
     "reward_model": Try(model_folder(scores=True)),
     "pairs": Try(pairs_file()),
@@ -197,7 +198,7 @@ GRAPHS = ("grpo", "sft", "dpo", "reward_model")
 """Recipes of which all settings are changed: one for each graph, and a reward model."""
 BY_NEEDS = tuple(f"learner.{name}" for name in ("critic_lr", "reference_every", "reference_decay", "temperature"))
 """Settings that depend on what an algorithm needs: changed in all recipes."""
-SAME_FOR_ALL = ("lm", "data", "engine", "filter", "sources", "tasks")
+SAME_FOR_ALL = ("lm", "data", "engine", "filter", "sources", "new_tasks", "tasks")
 OF_ROLLOUTS = {"device", *(n for n in names_of("grpo") if n.partition(".")[0] in SAME_FOR_ALL)}
 """What the graph of rollouts makes of these, it makes of them for every recipe."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from runnel.core.state import Metrics, Settings, State
 
@@ -68,3 +68,12 @@ class Curriculum(Protocol):
     def snapshot(self) -> State: ...
 
     def restore(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class TakesTasks(Protocol):
+    """A curriculum that takes new tasks while a run goes on."""
+
+    def add(self, tasks: Sequence[Settings], *, version: int) -> int:
+        """Take new tasks as plain data; the history of `version` is the first to have them. Returns how many are new."""
+        ...

@@ -17,10 +17,10 @@ from runnel.core.clock import Clock
 from runnel.core.contracts.learning import HasReference, HasWeightCheck, Learner, LoadsParams, TakesParts, Update
 from runnel.core.contracts.params import ParamPublisher
 from runnel.core.contracts.samples import SharedReader
-from runnel.core.contracts.tasks import Curriculum
+from runnel.core.contracts.tasks import Curriculum, TakesTasks
 from runnel.core.errors import CheckpointError, DataError, NonFiniteError
 from runnel.core.records import Batch, Segment, SegmentView
-from runnel.core.state import State
+from runnel.core.state import State, WorkerEvent
 from runnel.core.weight_check import pack
 from runnel.core.worker import Worker
 from runnel.flow.params import ChannelSubscriber
@@ -49,6 +49,8 @@ class Budget:
         return min(1.0, max([n / total for n, total in pairs if total], default=0.0))
 
 
+Arrival = Mapping[str, Any]
+"""New `tasks` as plain data, and the `version` whose history is the first to have them."""
 Taken = Mapping[str, Sequence[Segment]]
 """The segments of a batch, by reader."""
 
@@ -110,6 +112,8 @@ class TrainerWorker(Worker):
         self.curriculum, self._tasks = curriculum, tasks
         self.leads, self._loads = leads, dict(loads or {})
         self.changes = SettingChanges(learner, live or {})
+        self._arrivals: list[Arrival] = []
+        """New tasks that wait for their version."""
         self.learner, self.readers, self.publisher = learner, readers, publisher
         self._frozen, self._fixed = dict(frozen or {}), dict[str, int]()
         self.phases, self.budget, self._token_streams = phases, budget, token_streams
@@ -149,6 +153,10 @@ class TrainerWorker(Worker):
     @property
     def finished(self) -> bool:
         return self.progress >= 1.0
+
+    def add_tasks(self, arrivals: Sequence[Arrival]) -> None:
+        """Publish new tasks, each from its version on."""
+        self._arrivals += arrivals
 
     def setup(self) -> None:
         check_learner(self.learner)
@@ -265,6 +273,7 @@ class TrainerWorker(Worker):
         self.version += 1
         steps, tokens = count_steps(segments, self._token_streams)
         self.steps, self.tokens = self.steps + steps, self.tokens + tokens
+        added = self._take_tasks()
         with self.timer.stage("publish"):
             self._check()
             self._publish()
@@ -288,8 +297,18 @@ class TrainerWorker(Worker):
                 **self._times(),
             }
         )
-        for event in update.events:
+        for event in (*update.events, *added):
             self.emit(event)
+
+    def _take_tasks(self) -> list[WorkerEvent]:
+        """Give the curriculum the new tasks of this version; an event for those that were not known."""
+        due = [a for a in self._arrivals if a["version"] <= self.version]
+        self._arrivals = [a for a in self._arrivals if a["version"] > self.version]
+        num = 0
+        for arrival in due:
+            assert isinstance(self.curriculum, TakesTasks), "a run without room for new tasks gets none"
+            num += self.curriculum.add(arrival["tasks"], version=arrival["version"])
+        return [{"kind": "tasks", "num": num}] if num else []
 
     def _look_at(self, update: Update) -> None:
         """Check an update against the contract; warn once about each metric that is not finite."""
@@ -336,6 +355,7 @@ class TrainerWorker(Worker):
     def restore(self, state: State) -> None:
         self.learner.load_state_dict(state["learner"])
         self.version, self.steps, self.tokens = state["version"], state["steps"], state["tokens"]
+        self._arrivals = [a for a in self._arrivals if a["version"] > self.version]  # the curriculum has the others
         if self.curriculum is not None:
             if "curriculum" not in state:
                 fix = "finish the run with that release, or start a new one from it with --init-from"

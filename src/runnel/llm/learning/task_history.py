@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from runnel.core.contracts.tasks import Curriculum
+from runnel.core.contracts.tasks import Curriculum, TakesTasks, Task
 from runnel.core.records import Batch, Segment
-from runnel.core.state import Metrics, State
+from runnel.core.state import Metrics, Settings, State
+from runnel.core.task_store import TaskStore, TaskStoreView
 from runnel.core.task_table import TaskTable
 from runnel.llm.algorithms.base import sum_channels
 from runnel.llm.learning.batches import join_rows
 from runnel.llm.tasks.difficulty import DifficultyConfig
-from runnel.llm.tasks.sources import COLUMN, SourcesConfig
-from runnel.llm.tasks.text import Example
+from runnel.llm.tasks.new_tasks import example_of
+from runnel.llm.tasks.sources import SourcesConfig
+from runnel.llm.tasks.text import COLUMN, Example, TextTask
 from runnel.ops.credit import group_advantage
 
 
@@ -111,11 +113,48 @@ class SourceHistory:
             some.extend(state["recent"][name])
 
 
+class NewPrompts:
+    """A `Curriculum`: the prompts that were added during the run. `first_of` gives the number of the first segment that sees
+    the history of a version. Added examples are found by their ids in `task`, too."""
+
+    def __init__(self, store: TaskStore, *, first_of: Callable[[int], int], task: TextTask) -> None:
+        self._store, self._first_of, self._task = store, first_of, task
+
+    def add(self, tasks: Sequence[Settings], *, version: int) -> int:
+        """Take new examples, as `example_data` writes them; returns how many are new."""
+        before = len(self._store)
+        for data in tasks:
+            example = example_of(data)
+            self._store.add(Task(example.id, dict(data)), since=self._first_of(version))
+            self._task.add(example)
+        return len(self._store) - before
+
+    def see(self, segments: Mapping[str, Sequence[Segment]], batch: Batch) -> Metrics:
+        return {"tasks/added": float(len(self._store))}
+
+    def history(self) -> Mapping[str, Tensor]:
+        return self._store.columns()
+
+    def snapshot(self) -> State:
+        return self._store.snapshot()
+
+    def restore(self, state: State) -> None:
+        self._store.restore(state)
+        view = TaskStoreView()
+        view.read(self._store.columns())
+        for task in view.tasks:
+            self._task.add(example_of(task.data))
+
+
 class JoinedHistory:
     """Several histories as one `Curriculum`."""
 
     def __init__(self, parts: Mapping[str, Curriculum]) -> None:
         self._parts = dict(parts)
+
+    def add(self, tasks: Sequence[Settings], *, version: int) -> int:
+        """New tasks go to the parts that take some."""
+        return sum(part.add(tasks, version=version) for part in self._parts.values() if isinstance(part, TakesTasks))
 
     def see(self, segments: Mapping[str, Sequence[Segment]], batch: Batch) -> Metrics:
         return {name: value for part in self._parts.values() for name, value in part.see(segments, batch).items()}

@@ -2,6 +2,7 @@
 
 from runnel.llm.tasks.config import DataConfig
 from runnel.llm.tasks.difficulty import DifficultyConfig, DifficultySource
+from runnel.llm.tasks.new_tasks import NewTasksConfig
 from runnel.llm.tasks.registry import TASKS, make_task
 from runnel.llm.tasks.reverse import make_reverse
 from runnel.llm.tasks.sources import SourcesConfig
@@ -14,6 +15,7 @@ __all__ = [
     "DifficultySource",
     "Example",
     "ExampleSource",
+    "NewTasksConfig",
     "SourcesConfig",
     "TextTask",
     "make_reverse",

@@ -6,11 +6,10 @@ a segment gets is a pure function of the seed, the segment's number and the hist
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
-
-import numpy as np
 
 from runnel.core.bounds import bounded, check_bounds
 from runnel.core.contracts.tasks import Task, Turn
@@ -18,10 +17,13 @@ from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_rng
 from runnel.core.state import State
+from runnel.llm.tasks.passes import Passes
 from runnel.llm.tasks.text import Example
 
 if TYPE_CHECKING:  # settings are read without torch
     from torch import Tensor
+
+    from runnel.llm.tasks.new_examples import NewExamples
 
 
 @dataclass(frozen=True)
@@ -75,36 +77,52 @@ class TableView:
 class DifficultySource:
     """A `TaskSource` that passes over prompts outside of a band of mean reward.
 
-    Each pass has every prompt once, in a new seeded order. In place of one that may not be played comes another that may, drawn
-    for this segment; where none may, the prompt is played all the same. With a filter that is off, all may.
+    Each pass has every prompt once, in a new seeded order (`Passes`). In place of one that may not be played comes another that
+    may, drawn for this segment; where none may, the prompt is played all the same. With a filter that is off, all may. `new`
+    are the examples that were added during the run, if it has room for some.
     """
 
     uses_history = True
 
-    def __init__(self, examples: Sequence[Example], config: DifficultyConfig, *, seed: int, name: str = "prompts") -> None:
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        config: DifficultyConfig,
+        *,
+        seed: int,
+        name: str = "prompts",
+        new: NewExamples | None = None,
+    ) -> None:
         self._examples, self._config, self._seed, self._name = examples, config, seed, name
-        self._pass, self._order = -1, np.empty(0, dtype=np.int64)
+        self._passes, self._new = Passes(len(examples), seed=seed, name=name), new
         self._table = TableView()
 
     def next(self, turn: Turn) -> Task:
         if self._config.on:
             self._table.read(turn.history)
+        if self._new is not None:
+            self._new.read(turn.history)
         index = next((i for i in self._candidates(turn) if self._may_play(i, turn.sequence)), -1)
         index = next(self._candidates(turn)) if index < 0 else index
-        return Task(self._examples[index].id, {"example": self._examples[index], "index": index})
+        example = self._example(index)
+        return Task(example.id, {"example": example, "index": index})
 
     def _candidates(self, turn: Turn) -> Iterator[int]:
         """Places of examples, those first that come first."""
-        num = len(self._examples)
+        since = () if self._new is None else self._new.since
         if not turn.attempt:
-            if self._pass != turn.sequence // num:
-                self._pass = turn.sequence // num
-                self._order = make_rng(self._seed, self._name, "pass", self._pass).permutation(num)
-            yield int(self._order[turn.sequence % num])
+            yield self._passes.at(turn.sequence, since)
+        num = len(self._examples) + bisect_right(since, turn.sequence)
         yield from make_rng(self._seed, self._name, "instead", turn.sequence, turn.attempt).permutation(num).tolist()
 
+    def _example(self, index: int) -> Example:
+        """The one at a place: behind the examples of the task stand those that were added."""
+        if self._new is not None and index >= len(self._examples):
+            return self._new.examples[index - len(self._examples)]
+        return self._examples[index]
+
     def _may_play(self, index: int, sequence: int) -> bool:
-        table, row = self._table, self._table.rows.get(self._examples[index].id)
+        table, row = self._table, self._table.rows.get(self._example(index).id)
         return row is None or self._config.plays(table.mean[row], sequence - table.last[row])
 
     def snapshot(self) -> State:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import ClassVar, Literal, overload
+from typing import TYPE_CHECKING, ClassVar, Literal, overload
 
 from runnel.core.bounds import bounded, check_bounds
 from runnel.core.contracts.tasks import Task, Turn
@@ -19,10 +19,10 @@ from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_rng
 from runnel.core.state import State
 from runnel.llm.tasks.difficulty import DifficultyConfig, DifficultySource
-from runnel.llm.tasks.text import Example, TextTask
+from runnel.llm.tasks.text import COLUMN, Example, TextTask
 
-COLUMN = "source"
-"""The column of each example that names its source."""
+if TYPE_CHECKING:  # settings are read without torch
+    from runnel.llm.tasks.new_examples import NewExamples
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,23 @@ def join_tasks(tasks: Mapping[str, TextTask]) -> tuple[TextTask, dict[str, Seque
 
 
 class MixedSource:
-    """A `TaskSource` over several sources, which have the shares that the history says."""
+    """A `TaskSource` over several sources, which have the shares that the history says. `new` has for each source its examples
+    that were added during the run, if it has room for some."""
 
     uses_history = True
 
-    def __init__(self, sources: Mapping[str, Sequence[Example]], filter: DifficultyConfig, *, seed: int) -> None:
-        self._seed = seed
-        self._sources = [DifficultySource(part, filter, seed=seed, name=name) for name, part in sources.items()]
+    def __init__(
+        self,
+        sources: Mapping[str, Sequence[Example]],
+        filter: DifficultyConfig,
+        *,
+        seed: int,
+        new: Mapping[str, NewExamples] | None = None,
+    ) -> None:
+        self._seed, new = seed, new or {}
+        self._sources = [
+            DifficultySource(part, filter, seed=seed, name=name, new=new.get(name)) for name, part in sources.items()
+        ]
 
     def next(self, turn: Turn) -> Task:
         shares = turn.history["shares"].cumsum(0)

@@ -24,6 +24,9 @@ from runnel.llm.rewards.judging import scalar
 ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.I)
 """What Python writes of an object that does not say what it holds: another in every process."""
 
+COLUMN = "source"
+"""The column of each example that names its source, where a run has several."""
+
 
 @dataclass(frozen=True)
 class Example:
@@ -92,14 +95,26 @@ class TextTask:
                 f"task {self.name!r}: {len(shared)} evaluation prompts are in the train split, e.g. {min(shared)!r}"
             )
 
+    def add(self, example: Example) -> None:
+        """`find` knows this example too: it was added while the run goes on."""
+        self._added[example.id] = example
+
     def find(self, task_id: int) -> Example | None:
-        """The train example with this id. Examples are made and looked at in their order, and only as far as needed."""
+        """The train example with this id, or one that was added. Examples are made and looked at in their order, and only as
+        far as needed."""
+        if task_id in self._added:
+            return self._added[task_id]
         if task_id not in self._places:
             for index, example in self._rest:
                 self._places.setdefault(example.id, index)
                 if example.id == task_id:
                     break
         return self.train[self._places[task_id]] if task_id in self._places else None
+
+    @cached_property
+    def _added(self) -> dict[int, Example]:
+        """Those that were added, by their ids."""
+        return {}
 
     @cached_property
     def _places(self) -> dict[int, int]:

@@ -72,6 +72,7 @@ def _set_up(session: Session) -> ProcessGroup:
         group = _wire(session)
         try:
             group.change_settings(session.live.replay())
+            group.add_tasks(session.new_tasks.replay())
             group.start(session.states, epoch=session.epoch)
             return group
         except BaseException as error:
@@ -120,6 +121,8 @@ def _rounds(session: Session, group: ProcessGroup) -> str:
         if settings := session.settings_ordered(orders):
             session.live.record(settings, group.next_versions())
             group.change_settings(session.live.replay())
+        if session.tasks_ordered(orders):
+            group.add_tasks(session.added_at(group.next_versions()))
         asked = any(order["op"] == "checkpoint" for order in orders)
         if asked or session.checkpoint_due(saved):
             save(session, group)

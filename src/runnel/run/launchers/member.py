@@ -117,6 +117,7 @@ class Member:
                 self.line.send({"op": "paused", "kept": self.group.kept(), "next": self.group.next_versions()})
             case "set":
                 self.group.change_settings(message["changes"])
+                self.group.add_tasks(message["tasks"])
             case "save":
                 self._save(message)
             case "abandon":
@@ -134,6 +135,7 @@ class Member:
     def _start(self, message: Message) -> None:
         path = message["checkpoint"]
         self.group.change_settings(message["changes"])
+        self.group.add_tasks(message["tasks"])
         if path:
             self.outer.catch_up()
         if message.get("rejoins"):

@@ -12,6 +12,7 @@ watches the groups.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from runnel.core.errors import (
@@ -28,6 +29,7 @@ from runnel.core.errors import (
 )
 from runnel.core.framing import Message
 from runnel.flow.transports.cluster.remote import PeerLost
+from runnel.flow.workers.trainer import Arrival
 from runnel.run.checkpoint import Checkpoints, write_parts
 from runnel.run.launchers.deadlines import LIMIT, STALL, Deadlines
 from runnel.run.launchers.groups import Child, RestoreFailed, RunLost, as_error
@@ -112,11 +114,11 @@ class Supervisor:
         self._await("ready", list(self.children))
         self._restoring = session.resume_from is not None
         # Groups that read streams start first: they restore the slots that the writers then claim.
-        live: Message = {}
+        live, added = Message(), session.new_tasks.replay()
         owners = [g for g in self._active if self._owns_streams(g)]
         for name in (*owners, *(g for g in self._active if g not in owners)):
             source = {"checkpoint": str(session.resume_from or ""), "init_from": self._init_from()}
-            self._order(name, {"op": "start", **source, "changes": session.live.replay()})
+            self._order(name, {"op": "start", **source, "changes": session.live.replay(), "tasks": self._for(name, added)})
             live |= self._await("started", [name])[0]["live"]
         self._restoring = False
         session.begin(live)
@@ -171,8 +173,9 @@ class Supervisor:
     def _obey(self) -> bool:
         """Obey the user's orders (`runnel scale`, `checkpoint`); returns whether a checkpoint was ordered."""
         asked, orders = False, self.session.orders()
-        if settings := self.session.settings_ordered(orders):
-            self._set(settings)
+        settings, tasks = self.session.settings_ordered(orders), self.session.tasks_ordered(orders)
+        if settings or tasks:
+            self._change(settings)
         for order in orders:
             if order["op"] == "scale":
                 for kind, number in order["numbers"].items():
@@ -181,15 +184,22 @@ class Supervisor:
         self._see_off()
         return asked
 
-    def _set(self, settings: Message) -> None:
-        """Change live settings: all trainers stand still between two updates, so each rank begins with the same version."""
+    def _change(self, settings: Message) -> None:
+        """Change live settings, and add the tasks that wait: all trainers stand still between two updates, so each rank begins
+        with the same version."""
         self._await_returns()
         self._pause(self._standing())
-        self.session.live.record(settings, self._next_versions)
+        if settings:
+            self.session.live.record(settings, self._next_versions)
+        added = self.session.added_at(self._next_versions)
         for name in self._standing():
-            self._order(name, {"op": "set", "changes": self.session.live.replay()})
+            self._order(name, {"op": "set", "changes": self.session.live.replay(), "tasks": self._for(name, added)})
         self._go()
         self._moved = time.monotonic()
+
+    def _for(self, name: str, added: Sequence[Arrival]) -> list[Arrival]:
+        """New tasks as far as a group needs them: the leading trainer alone does."""
+        return list(added) if self.session.experiment.leader.name in self.session.groups[name] else []
 
     def _scale(self, kind: str, number: int) -> None:
         """Set the number of workers of a kind: start groups that are missing, or stop the last ones."""
@@ -359,7 +369,7 @@ class Supervisor:
                     raise RestoreFailed(as_error(message, self.session.ledger.version))
                 self._fail(child, message["worker"], as_error(message, self.session.ledger.version))
             case "ready" if child.since is not None:
-                again = {**self._again_from(child.name), "init_from": "", "changes": self.session.live.replay()}
+                again = {**self._again_from(child.name), "init_from": "", "changes": self.session.live.replay(), "tasks": []}
                 child.handle.line.send({"op": "start", **again})
             case "started" if child.since is not None:
                 if "told" in message and message["told"] is None:
