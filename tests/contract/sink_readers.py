@@ -44,8 +44,10 @@ def trackio(folder: Path) -> Points:
 
 
 def wandb_offline(folder: Path) -> Points:
+    import wandb
     from wandb.proto import wandb_internal_pb2
 
+    wandb.teardown()  # a run is finished before wandb's process has written all of it; when that has ended, it has
     rows: list[tuple[int, dict[str, Any]]] = []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         for data in _records(path.read_bytes()):

@@ -20,6 +20,7 @@ from runnel.track.folder import read_rows
 from runnel.track.sinks import SINKS, GuardedSink, JsonlSink, make_sink, open_sinks
 from runnel.track.sinks.parquet import ParquetSink
 from runnel.track.sinks.tensorboard import TensorBoardSink
+from runnel.track.sinks.wandb import _set_aside
 
 NAMES = list(READERS)
 HERE = Path(__file__).parent
@@ -144,6 +145,16 @@ def test_a_kill_costs_nothing_that_was_flushed_and_a_resume_mends_the_rest(name:
     again.rows(update(3, kl=8.0))
     again.close()
     assert READERS[name](folder) == {"kl": [(10, 0.25), (20, 0.5), (30, 8.0)]}
+
+
+def test_a_run_that_was_started_twice_in_a_second_is_set_aside_whole(tmp_path: Path) -> None:
+    """wandb calls the second folder as the first, with a number behind."""
+    names = ["offline-run-20260101_000000-abc", "offline-run-20260101_000000-abc-1", "offline-run-20260101_000000-other"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    _set_aside(tmp_path, "abc")
+    assert [path.name for path in sorted(tmp_path.glob("offline-run-*"))] == names[2:]
+    assert len(list((tmp_path / "superseded").iterdir())) == 2
 
 
 def test_many_files_of_a_table_have_the_columns_of_the_last(tmp_path: Path) -> None:

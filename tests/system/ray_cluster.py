@@ -47,7 +47,7 @@ class Nodes:
 
         _mark()
         self._num_cpus = num_cpus
-        head = {**self._arguments(ADDRESSES[0]), "include_dashboard": False}
+        head = {**self._arguments(ADDRESSES[0]), "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._free = list(ADDRESSES[1:])
         self._added: list[Any] = []

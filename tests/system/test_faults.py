@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lent_fork_servers import LENDING
 
 import runnel as rl
 
@@ -33,7 +34,7 @@ TINY: dict[str, Any] = {
 
 
 def descendants() -> set[int]:
-    """Processes of ours below this one."""
+    """Processes of ours below this one, but for those that are lent to all tests."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -43,7 +44,7 @@ def descendants() -> set[int]:
         new = {pid for pid, parent in parents.items() if parent in below} - below
         grown = bool(new)
         below |= new
-    return {pid for pid in below - {os.getpid()} if is_runnel(pid)}
+    return {pid for pid in below - {os.getpid()} - LENDING.pids() if is_runnel(pid)}
 
 
 def is_runnel(pid: int) -> bool:

@@ -6,15 +6,25 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tiny_slices import GUIDED, IN_PARTS, ON_DATA, PRICED, SLICES, command, content, obey
+from lent_fork_servers import Programs
+from tiny_slices import GUIDED, IN_PARTS, ON_DATA, PRICED, SLICES, content, obey
 
 import runnel as rl
+from runnel.run.launchers.local import EARLY, EARLY_FOR_TEXT
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    """Train or resume a slice."""
+    log = tmp_path_factory.mktemp("programs") / "log.txt"
+    made = Programs("tiny_slices:obey", log, early=(*EARLY, *EARLY_FOR_TEXT))
+    yield made
+    made.close()
 
 
 def versions(run: Path) -> int:
@@ -26,21 +36,22 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted((run / "checkpoints").glob("0*"))
 
 
-def kill_when(order: dict[str, object], ready: Callable[[], bool], delay_s: float) -> bool:
+def kill_when(programs: Programs, order: dict[str, object], ready: Callable[[], bool], delay_s: float) -> bool:
     """Start, wait until `ready`, wait a little more, SIGKILL. False if the run was over before."""
-    process = subprocess.Popen(command(order))
+    program = programs.start(order)
     deadline = time.monotonic() + 90
-    while process.poll() is None and not ready():
+    while not program.ended() and not ready():
         assert time.monotonic() < deadline, "the run does not get on"
         time.sleep(0.002)
     time.sleep(delay_s)
-    process.send_signal(signal.SIGKILL)
-    return process.wait() == -signal.SIGKILL
+    program.signal(signal.SIGKILL)
+    assert program.wait(30.0)
+    return program.code == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("mode", ["sync", "window"])
 @pytest.mark.parametrize("name", [*SLICES, *GUIDED, *PRICED, *IN_PARTS, *ON_DATA])
-def test_killed_and_resumed_is_bit_identical(name: str, mode: str, tmp_path: Path) -> None:
+def test_killed_and_resumed_is_bit_identical(name: str, mode: str, programs: Programs, tmp_path: Path) -> None:
     if name in ("dqn", "rlpd") and mode == "window":
         mode = "one_step"
     chance = random.Random(f"{name}-{mode}")
@@ -52,10 +63,10 @@ def test_killed_and_resumed_is_bit_identical(name: str, mode: str, tmp_path: Pat
     first = {"slice": name, "out": str(broken.parent), "settings": extra}
     every = {**SLICES, **GUIDED, **PRICED, **IN_PARTS, **ON_DATA}[name][1]["checkpoint"]["every"]
     victim = chance.randint(every + 1, total - 1)
-    killed = kill_when(first, lambda: versions(broken) >= victim, chance.uniform(0.0, 0.02))
+    killed = kill_when(programs, first, lambda: versions(broken) >= victim, chance.uniform(0.0, 0.02))
     if killed and chance.random() < 0.5:
         second = chance.randint(total - 2, total)
-        kill_when({"resume": str(broken)}, lambda: versions(broken) >= second, chance.uniform(0.0, 0.02))
+        kill_when(programs, {"resume": str(broken)}, lambda: versions(broken) >= second, chance.uniform(0.0, 0.02))
     saved = max((int(path.name) for path in checkpoints(broken)), default=0)
     ended = json.loads((broken / "metrics.jsonl").read_text().splitlines()[-1])["kind"] == "end"
     if not ended and saved < total:  # killed behind its last checkpoint it has spent its budget, and a resume is refused
@@ -66,13 +77,13 @@ def test_killed_and_resumed_is_bit_identical(name: str, mode: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", list(SLICES))
-def test_local_resume_loses_nothing_that_was_finished(name: str, tmp_path: Path) -> None:
+def test_local_resume_loses_nothing_that_was_finished(name: str, programs: Programs, tmp_path: Path) -> None:
     """Across processes: the resumed run goes on from its checkpoint, and every row is accounted for."""
     run = tmp_path / "out" / "run"
     longer = {"total_steps": 2_000} if name == "dqn" else {"total_updates": 60 if name == "ppo" else 20}
     extra = {"launcher": "local", "staleness": {"mode": "one_step"}, **longer}
     order = {"slice": name, "out": str(run.parent), "settings": extra}
-    assert kill_when(order, lambda: len(checkpoints(run)) >= 2, 0.01), "the run ended before it could be killed"
+    assert kill_when(programs, order, lambda: len(checkpoints(run)) >= 2, 0.01), "the run ended before it could be killed"
     version = json.loads((checkpoints(run)[-1] / "manifest.json").read_text())["version"]
     obey({"resume": str(run)})
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

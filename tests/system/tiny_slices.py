@@ -1,16 +1,11 @@
-"""The three slices at a size that runs in a second, and what must be equal between two runs of one.
-
-Run as a program, it trains or resumes one: `python tiny_slices.py '{"slice": "ppo", "out": ..., ...}'`.
-"""
+"""The three slices at a size that runs in a second, and what must be equal between two runs of one."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from made_data import CARTPOLE, PENDULUM
 
 import runnel as rl
@@ -150,12 +145,8 @@ def settings(name: str, **extra: Any) -> tuple[str, dict[str, Any]]:
     return recipe, {"seed": 3, "track": (), "name": "run", **tiny, **extra}
 
 
-def command(order: dict[str, Any]) -> list[str]:
-    return [sys.executable, __file__, json.dumps(order)]
-
-
 def obey(order: dict[str, Any]) -> None:
-    """Train or resume in this process; what `python tiny_slices.py ORDER` does in one of its own."""
+    """Train or resume: `{"slice": "ppo", "out": ..., "settings": ...}` or `{"resume": ...}`."""
     if "resume" in order:
         rl.resume(order["resume"], **order.get("settings", {}))
         return
@@ -189,8 +180,3 @@ def assert_moved(run: Path) -> None:
     saved = sorted((run / "checkpoints").glob("0*"))
     kept = {p.name[:9]: (p / "params.safetensors").read_bytes() for p in saved}  # a version may be there twice
     assert len(set(kept.values())) == len(kept), "two versions have the same weights"
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    obey(json.loads(sys.argv[1]))

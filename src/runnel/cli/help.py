@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from runnel.core.bounds import bound_of
-from runnel.core.config import settings_of
+from runnel.core.config import hints_of, settings_of
 
 COMMON = (
     *("env", "data", "task", "pairs", "model", "network", "total_steps", "total_updates", "num_envs", "num_steps"),
@@ -83,7 +83,7 @@ def flags_of(config: object) -> Iterator[Flag]:
     for name, owner, field, value in settings_of(config):
         bound = bound_of(owner, field)
         hint = f"(default: {_shown(value)}{f'; {bound.interval}' if bound else ''})"
-        metavar = _metavar(typing.get_type_hints(owner)[field])
+        metavar = _metavar(hints_of(owner)[field])
         yield Flag(name, metavar, f"{field_texts(owner).get(field, '')} {hint}".lstrip())
 
 

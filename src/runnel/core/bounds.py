@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from runnel.core import schedule
-from runnel.core.config import Setting, settings_of
+from runnel.core.config import Setting, hints_of, settings_of
 from runnel.core.errors import ConfigError
 
 T = TypeVar("T")
@@ -127,4 +127,4 @@ def _check(setting: Setting, bound: Bound) -> None:
     if all(bound.holds(x) for x in entries if isinstance(x, int | float)):
         return
     each = "each " if isinstance(value, tuple) else ""
-    raise ConfigError(setting.name, value, each + bound.fix(typing.get_type_hints(setting.owner)[setting.field]))
+    raise ConfigError(setting.name, value, each + bound.fix(hints_of(setting.owner)[setting.field]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import tomllib
@@ -38,6 +39,12 @@ def to_data(config: object) -> Plain:
     if isinstance(config, list | tuple):
         return [to_data(v) for v in config]
     return config
+
+
+@functools.lru_cache(maxsize=512)
+def hints_of(config: type) -> Mapping[str, Any]:
+    """The type of each field of a config class. Types are written as text in our files, and reading them takes its time."""
+    return typing.get_type_hints(config)
 
 
 class Setting(NamedTuple):
@@ -158,7 +165,7 @@ def override(config: C, changes: Settings, path: str = "") -> C:
     """
     assert dataclasses.is_dataclass(config)
     assert not isinstance(config, type)
-    hints = typing.get_type_hints(type(config))
+    hints = hints_of(type(config))
     names = {f.name for f in dataclasses.fields(config)}
     values: JsonObject = {}
     for key, value in _nest(changes).items():

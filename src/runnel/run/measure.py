@@ -83,6 +83,8 @@ class _Measurement:
         }
         trainer.readers = self.readers
         self.spent = defaultdict[str, float](float)
+        self.commits: list[tuple[float, int]] = []
+        """Units so far, and version, whenever actors had committed more; where updates are paced by them."""
 
     def run(self, seconds: float) -> Costs:
         try:
@@ -101,12 +103,15 @@ class _Measurement:
         for client in self.clients:
             client.forget()
         units, version, start = self._units(), self.trainer.version, time.perf_counter()
-        while time.perf_counter() - start < seconds or self.trainer.version - version < updates:
+        self.commits.clear()
+        while time.perf_counter() - start < seconds or self.trainer.version - version < updates or self._wants_commits():
             for worker in self.group.workers:
                 wall, cpu = time.perf_counter(), time.process_time()
                 worker.poll()
                 self._add(worker.kind, time.perf_counter() - wall, time.process_time() - cpu)
                 self.group._note(worker)
+                if self._paced and (now := self._units()) > (self.commits[-1][0] if self.commits else units):
+                    self.commits.append((now, self.trainer.version))
             wall = time.perf_counter()
             for name, spent in self.group.stages().items():
                 stage = name.partition("/")[2]
@@ -115,6 +120,19 @@ class _Measurement:
             self._add("ledger", time.perf_counter() - wall, 0.0)
         self.spent["updates"] = self.trainer.version - version
         self.spent["units"] = self._units() - units
+
+    def _wants_commits(self) -> bool:
+        """Whether the ratio of updates cannot be counted yet: it is, from one arrival of segments to another. At any other
+        moment some updates are still owed, which tells in a sum of few."""
+        return self._paced and len(self.commits) < 2
+
+    def _update_ratio(self) -> float:
+        (first, before), (last, after) = self.commits[0], self.commits[-1]
+        return (after - before) / (last - first)
+
+    @property
+    def _paced(self) -> bool:
+        return any(t.paces for t in self.experiment.transforms)
 
     def _add(self, kind: str, wall: float, cpu: float) -> None:
         self.spent[f"{kind}_s"] += wall
@@ -150,7 +168,7 @@ class _Measurement:
         params = self.trainer.learner.params()
         message_s, respond_s = mailbox_seconds(*exchange) if exchange else (0.0, 0.0)
         request_bytes, reply_bytes = map(num_bytes, exchange) if exchange else (0, 0)
-        buffer = any(t.paces for t in e.transforms)
+        buffer = self._paced
         units = self._batch_units()
         return Costs(
             name=f"{self.recipe} on {e.title}",
@@ -172,7 +190,7 @@ class _Measurement:
             load_s=load_s,
             ledger_s=spent["ledger_s"] / updates,
             batch_segments=segments,
-            update_ratio=updates / spent["units"] if buffer else 0.0,
+            update_ratio=self._update_ratio() if buffer else 0.0,
             update_units=units if buffer else 0.0,
             insert_s=spent["insert"] / (spent["units"] / (rows * num_steps)),
             select_s=spent["select"] / updates,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import types
-import typing
 from collections.abc import Iterator
 
-from runnel.core.config import settings_of, to_data
+from runnel.core.config import hints_of, settings_of, to_data
 from runnel.graphs.run_config import BUDGETS, RunConfig
 from runnel.run.registry import Recipe, begin
 
@@ -31,7 +30,7 @@ def flags(default: object, config: object) -> Iterator[list[str]]:
         if before.get(name) == value or name.partition(".")[0] in SKIPPED or (name in BUDGETS and value is None):
             continue
         group, dot, own = name.replace("_", "-").rpartition(".")
-        if typing.get_type_hints(owner)[field] is bool:
+        if hints_of(owner)[field] is bool:
             yield [f"--{group}{dot}{'' if value else 'no-'}{own}"]
         else:
             yield [f"--{group}{dot}{own}", *_words(value)]

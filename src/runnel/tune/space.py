@@ -14,13 +14,12 @@ import json
 import math
 import random
 import re
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from runnel.core.config import flat, override, read_table, settings_of, to_data
+from runnel.core.config import flat, hints_of, override, read_table, settings_of, to_data
 from runnel.core.errors import ConfigError
 from runnel.core.state import State
 from runnel.graphs.run_config import BUDGETS, RunConfig
@@ -160,7 +159,7 @@ def _hint(config: RunConfig, name: str, text: Value) -> Value:
     """The annotation of a field. For an unknown field the config raises, and suggests the nearest name."""
     known = {setting.name: setting for setting in settings_of(config)}
     if name in known:
-        return typing.get_type_hints(known[name].owner)[known[name].field]
+        return hints_of(known[name].owner)[known[name].field]
     if inside := next((other for other in known if other.startswith(f"{name}.")), ""):
         raise ConfigError(name, text, f"is a group of fields; name one of them, such as {inside}")
     if owner := next((other for other in known if name.startswith(f"{other}.")), ""):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runnel.core.bounds import Bound, bound_of, bounded, check_bounds, scheduled
-from runnel.core.config import override
+from runnel.core.config import hints_of, override
 from runnel.core.errors import ConfigError
 from runnel.run.registry import RECIPES, load_recipe
 
@@ -32,7 +32,7 @@ def is_number(hint: Any) -> bool:
 
 def numbers(config: Any, path: str = "") -> Iterator[tuple[str, Any, Bound | None]]:
     """(dotted name, type, bound) of every field of a config that holds a number."""
-    hints = typing.get_type_hints(type(config))
+    hints = hints_of(type(config))
     for f in dataclasses.fields(config):
         if dataclasses.is_dataclass(value := getattr(config, f.name)):
             yield from numbers(value, f"{path}{f.name}.")

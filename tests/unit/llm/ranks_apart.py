@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import traceback
 from collections.abc import Callable
-from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,8 @@ from runnel.llm.model.causal_lm import build_model
 
 def apart(num: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     """What `work(ranks, *args)` gives on each of `num` ranks; an error of one is raised here."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context = ForkServerContext()
+    _start_server(context)
     address, answers = context.Queue(), context.Queue()
     processes = [
         context.Process(target=_child, args=(rank, num, work, args, address, answers), daemon=True) for rank in range(num)
@@ -40,6 +42,21 @@ def apart(num: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     failed = [said for said in found.values() if isinstance(said, str)]
     assert not failed, failed[0]
     return [found[rank] for rank in range(num)]
+
+
+def _start_server(context: ForkServerContext) -> None:
+    """Start the process that ranks are forked from, with all that they need imported once. It would not look for modules where
+    this process does (Python 3.11 does not tell it), and leave out in silence what it cannot find."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    context.set_forkserver_preload([__name__, "test_sharded_learner"])
+    try:
+        ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _child(rank: int, num: int, work: Any, args: Any, address: Any, answers: Any) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from runnel.core.clock import ManualClock
-from runnel.core.config import override
+from runnel.core.config import hints_of, override
 from runnel.core.errors import ConfigError, RunnelError, UnusedSettingError
 from runnel.graphs.experiment import Experiment, describe
 from runnel.graphs.run_config import one_budget
@@ -76,7 +76,7 @@ def check_field(recipe: str, path: str, base: Mapping[str, Any], tries: Mapping[
 
 def fields_of(config: Any, path: str = "") -> Iterator[tuple[str, type, Any, Any]]:
     """Dotted name, owning class, annotation and value of every setting, depth first."""
-    hints = typing.get_type_hints(type(config))
+    hints = hints_of(type(config))
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,24 @@ from hypothesis import strategies as st
 
 from runnel.tune.folder import Book, StudyFolder, write_json
 from runnel.tune.pbt import TrialPopulation
-from runnel.tune.settings import TuneConfig, make_setup
+from runnel.tune.settings import Setup, TuneConfig, make_setup
 from runnel.tune.show import View
 
 TOTAL, INTERVAL = 400, 100
 POINTS = TOTAL // INTERVAL
 
 
+@functools.cache
+def setup_of(members: int, direction: Any) -> Setup:
+    """Made once for each size: it tries every setting that the population may change."""
+    options = TuneConfig(scheduler="pbt", members=members, interval=INTERVAL, metric="return", direction=direction)
+    fast = {"total_steps": TOTAL, "num_steps": 10, "num_envs": 2, "ppo.num_minibatches": 1, "eval.episodes": 0}
+    return make_setup("ppo", fast, options)
+
+
 def population(path: Path, scores: list[list[float]], *, direction: Any = "maximize") -> TrialPopulation:
     """Members with these scores at their first points; each has kept the state of every point."""
-    options = TuneConfig(scheduler="pbt", members=len(scores), interval=INTERVAL, metric="return", direction=direction)
-    fast = {"total_steps": TOTAL, "num_steps": 10, "num_envs": 2, "ppo.num_minibatches": 1, "eval.episodes": 0}
-    setup = make_setup("ppo", fast, options)
+    setup = setup_of(len(scores), direction)
     folder = StudyFolder(path)
     folder.make()
     pool: Any = type("NoPool", (), {"handles": {}})()

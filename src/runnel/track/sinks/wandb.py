@@ -79,8 +79,11 @@ def wandb_offline(folder: Path, config: Settings) -> WandbSink:
 
 
 def _set_aside(folder: Path, identity: str) -> None:
-    """Move offline files of this run to a folder that `wandb sync --sync-all` does not read."""
+    """Move offline files of this run to a folder that `wandb sync --sync-all` does not read.
+
+    wandb puts a number behind the id where a run was started twice in the same second.
+    """
     aside = folder / "superseded"
-    for number, path in enumerate(sorted(folder.glob(f"offline-run-*-{identity}"))):
+    for number, path in enumerate(sorted(folder.glob(f"offline-run-*-{identity}*"))):
         aside.mkdir(exist_ok=True)
         path.rename(aside / f"{path.name}-{len(list(aside.iterdir())) + number}")
