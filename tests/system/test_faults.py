@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lent_fork_servers import LENDING
 
 import runnel as rl
+from lent_fork_servers import LENDING
 
 ENVS = Path(__file__).parent / "fault_envs.py"
 TINY: dict[str, Any] = {

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lent_fork_servers import Programs
 from tiny_slices import GUIDED, IN_PARTS, ON_DATA, PRICED, SLICES, content, obey
 
 import runnel as rl
+from lent_fork_servers import Programs
 from runnel.run.launchers.local import EARLY, EARLY_FOR_TEXT
 
 
