@@ -20,7 +20,7 @@ test: lint types tests  ## linter, type checker and all tests
 tests: install-dev browser
 	@# tests start many processes, and each would compile the package anew where PYTHONDONTWRITEBYTECODE is set
 	$(BIN)/python -m compileall -q src
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 browser:  ## Chromium, for tests of the board; where it cannot be installed they are skipped
 	@command -v chromium chromium-browser google-chrome >/dev/null || \

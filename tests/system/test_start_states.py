@@ -167,6 +167,9 @@ def test_a_run_is_of_one_set_of_states(states: dict[str, str], tmp_path: Path) -
     moved = Path(states["walk"]).with_name("moved")
     copy_as(moved, Path(states["walk"]), "saved_env.py:Walk")
     assert rl.resume(run.path, total_updates=9, **{"curriculum.states": str(moved)}).version == 9
+    other = {"states_digest": Dataset.open(more).digest}
+    with pytest.raises(rl.ConfigError, match=r"curriculum\.states.*is another data set.*this run is of the one with digest"):
+        train(tmp_path, "other", states["walk"], curriculum=other)
 
 
 def test_damage_is_found_before_the_run_starts(states: dict[str, str], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from field_runs import Try, check_field, check_shown, names_of, outcome
-from made_data import CARTPOLE, PENDULUM
+from made_data import CARTPOLE, PENDULUM, STARTED
 
 from runnel.envs.curricula.config import OF_KIND
 from runnel.graphs.run_config import RunConfig
@@ -87,6 +87,7 @@ COSTLY = {"env": "field_tasks:Costly"}
 TOLD = {"env": "field_tasks:Told"}
 LEVELS = {**TOLD, "curriculum.kind": "plr", "curriculum.capacity": 4, "curriculum.replay": 0.9, "total_updates": 8}
 PROGRESS = {**TOLD, "curriculum.kind": "alp_gmm", "curriculum.fit_every": 20, "total_updates": 12}
+STARTS = {"curriculum.kind": "states", "curriculum.states": STARTED, "curriculum.until": 1.0}
 VIDEOS = {"record.videos": 1, "eval.every": 1}
 TRIES: dict[str, Try] = {
     "device": Try("cpu:0", seen="wired"),
@@ -130,6 +131,10 @@ TRIES: dict[str, Try] = {
     "curriculum.fit_every": Try(30, PROGRESS),
     "curriculum.max_gaussians": Try(2, PROGRESS),
     "curriculum.explore": Try(1.0, PROGRESS),
+    "curriculum.share": Try(1.0, STARTS),
+    "curriculum.until": Try(0.25, {**STARTS, "curriculum.share": 1.0, "total_steps": 64}),
+    "curriculum.groups": Try(1, STARTS),
+    "curriculum.cut": Try(2, {**STARTS, "curriculum.share": 1.0}),
     "compiled": Try("off", seen="wired"),
     "network": Try("field_tasks:make_net", {"net.hidden": None}),
     "member": Try(1, {"population": 2}, seen="wired"),
@@ -167,6 +172,8 @@ TRIES: dict[str, Try] = {
 TRIES |= {name.replace("ppo.", "appo.", 1): how for name, how in TRIES.items() if name.startswith("ppo.")}
 TRIES |= {name.replace("ppo.", "gbrl.", 1): how for name, how in TRIES.items() if name.startswith("ppo.")}
 TRIES |= {"appo.rho_bar": Try(2.0, {"total_updates": 6}), "appo.c_bar": Try(given={"total_updates": 6})}
+OF_EPISODES = {f"curriculum.{name}": Try() for name, kind in OF_KIND.items() if kind in ("plr", "alp_gmm")}
+"""Settings of curricula that must see episodes in their order, which a replay recipe refuses."""
 OF: dict[str, dict[str, Try]] = {
     "ippo": {
         "env": Try("team_frames:Frames"),
@@ -188,7 +195,7 @@ OF: dict[str, dict[str, Try]] = {
         "net.channels": Try("last"),
         "net.core_size": Try(),
     },
-    "dqn": {"total_steps": Try(40), "total_updates": Try(3), **dict.fromkeys(map("curriculum.{}".format, OF_KIND), Try())},
+    "dqn": {"total_steps": Try(40), "total_updates": Try(3), **OF_EPISODES},
     "gbrl": {"net.core_size": Try(), "gbrl.num_bins": Try(2)},
     "soap": {"net.core_size": Try(), "net.critic_only": Try(("luck",))},
     "rlpd": {"net.critic_only": Try(("luck",)), "mix": Try(("offline=0.25",)), "net.core_size": Try(), "total_steps": Try(56)},
@@ -245,6 +252,7 @@ ELSEWHERE = {
     "vector.threads": "unit/envs/test_vector_choice.py",
     "vector.step_timeout_s": "contract/test_vectors.py",
     "zoo": "unit/run/test_zoo.py",
+    **dict.fromkeys(("curriculum.states", "curriculum.states_digest"), "system/test_start_states.py"),
 }
 """What only other processes, or a disk, show."""
 
