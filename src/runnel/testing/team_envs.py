@@ -26,6 +26,10 @@ _NOT_SEEDED = (
     "{name} is not deterministic under a seed: after reset(seed={seed}) and the same actions, {other}; draw all randomness "
     "from the seed of reset, and set back every attribute there. A run on it cannot be resumed exactly"
 )
+_NOT_RESET = (
+    "{name} is not deterministic under a seed once it was played: a fresh one repeats what this one did, but after another "
+    "reset(seed={seed}) and the same actions, {other}; set back every attribute in reset. A run on it cannot be resumed exactly"
+)
 _WAITS = (
     "PettingZoo's parallel_api_test was not run: agent {agent!r} waits (it is not in `agents` and has not ended), which runnel "
     "plays and that test does not know"
@@ -89,18 +93,21 @@ def _play(env: Any, spec: TeamSpec, make: Make | None, report: EnvReport, num_st
     player, start = TeamPlayer(env, spec, report), time.perf_counter()
     first = player.play(num_steps, seed=SEED)
     seconds = (time.perf_counter() - start) / max(num_steps, 1)
-    again = [TeamPlayer(env, spec, report)]
-    if make is not None:
-        other = _made(make, report)
-        if (found := _spec(other, report)) != spec:
-            text = f"two instances differ in their agents or spaces: {_unlike(spec, found)}; make all instances alike"
-            raise report.stop("instances", text)
-        again.append(TeamPlayer(other, spec, report))
-    for one in again:
-        if (change := difference(first, one.play(num_steps, seed=SEED))) is not None:
-            report.error("deterministic", _NOT_SEEDED.format(name=report.name, seed=SEED, other=change))
-            break
+    again = difference(first, TeamPlayer(env, spec, report).play(num_steps, seed=SEED))
+    fresh = again if make is None else difference(first, _fresh(make, spec, report).play(num_steps, seed=SEED))
+    if (other := fresh or again) is not None:
+        text = _NOT_SEEDED if fresh is not None else _NOT_RESET
+        report.error("deterministic", text.format(name=report.name, seed=SEED, other=other))
     return seconds, player
+
+
+def _fresh(make: Make, spec: TeamSpec, report: EnvReport) -> TeamPlayer:
+    """A player of another instance, which must have the same agents and spaces."""
+    env = _made(make, report)
+    if (found := _spec(env, report)) != spec:
+        text = f"two instances differ in their agents or spaces: {_unlike(spec, found)}; make all instances alike"
+        raise report.stop("instances", text)
+    return TeamPlayer(env, spec, report)
 
 
 def _unlike(first: TeamSpec, second: TeamSpec) -> str:

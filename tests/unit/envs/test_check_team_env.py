@@ -38,6 +38,7 @@ def test_an_instance_is_checked_as_it_is() -> None:
         (envs.Lacks, "PettingZoo's parallel_api_test warns: an agent in `agents` has no reward: give all five dicts an entry"),
         (envs.Grows, "two instances differ in their agents or spaces: agent 'a_0' has .*; make all instances alike"),
         (envs.Unseeded, "is not deterministic under a seed: .* the first observation is another one"),
+        (envs.Tired, "is not deterministic under a seed once it was played: a fresh one repeats .* set back every attribute"),
         (envs.Silent, "no agent is left, but 'b_0' never got terminated or truncated; flag every agent's end"),
         (envs.Outside, "the observation of '._0' is outside of its space .* clip it, or widen the space"),
         (envs.Numbered, "agent ids are texts, and 0 is a int; write 'agent_0'"),

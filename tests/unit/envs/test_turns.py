@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_team_processes import step, vectors
 from test_team_vectors import play, seen, team, zeros
-from turn_envs import Columns, Forgets, Ring, Stays, columns
+from turn_envs import Columns, Forgets, Ring, Saved, Stays, columns
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.envs.registry import make_team_env
@@ -123,7 +123,7 @@ def test_tictactoe_by_hand() -> None:
     assert o.final_obs["obs/observation"][0, 0].tolist() == [[0, 1], [0, 1], [0, 1]]
 
 
-CASES = [(Ring, EACH), (Ring, (".*=shared",)), (tictactoe, (".*=shared",))]
+CASES = [(Ring, EACH), (Saved, EACH), (Ring, (".*=shared",)), (tictactoe, (".*=shared",))]
 
 
 @pytest.mark.parametrize(("make", "teams"), CASES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ class Ring(Game):
 
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         super().reset(seed=seed)
-        self.draw, self.died = self.rng.random(), False
+        self.draw = self.rng.random()
         self.infos[self.agent_selection] = {"action_mask": self.open}
 
     @property
@@ -85,6 +86,21 @@ class Ring(Game):
         super().step(action)
         mover = self.agent_selection if not any(self.truncations.values()) else None
         self.infos = {a: {"action_mask": self.open} if a == mover else {} for a in self.agents}
+
+
+class Saved(Ring):
+    """A ring that can save itself. Its masks are those of `Ring`."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that a move changes."""
+        parts = ("agents", "agent_selection", "moves", "draw", "rewards", "_cumulative_rewards", "terminations", "truncations")
+        return copy.deepcopy({name: vars(self)[name] for name in (*parts, "infos")} | {"rng": self.rng.bit_generator.state})
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Undo `get_state`."""
+        state = copy.deepcopy(state)
+        self.rng.bit_generator.state = state.pop("rng")
+        vars(self).update(state)
 
 
 class Columns(Game):
@@ -238,6 +254,19 @@ class Unseeded(Two):
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         return super().reset(None)
+
+
+class Tired(Two):
+    """A number of earlier episodes is not set back."""
+
+    played = 0
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.played += options is None and seed == 12345
+        return super().reset(seed)
+
+    def _obs(self) -> Any:
+        return super()._obs() * np.float32(0.5 ** (self.played > 20))
 
 
 class Silent(Two):

@@ -46,7 +46,7 @@ class ParallelEnv:
         self.flags: dict[str, tuple[bool, bool]] = {}
         """Of agents whose last step this was: terminated, truncated."""
         if isinstance(env, Stateful):  # then `envs/rewind.py` saves and loads it as any other
-            self.get_state, self.set_state = env.get_state, env.set_state
+            self.get_state, self.set_state = env.get_state, self.env.set_state
 
     @property
     def live(self) -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 from runnel.core.action_codec import flat_mask
 from runnel.core.errors import DataError
 from runnel.core.spaces import ActionSpec
+from runnel.core.state import State
 from runnel.core.worker import progressed
 from runnel.envs.spaces import MASK, Action, Info, Obs, action_spec, mask_in_obs
 
@@ -49,12 +50,10 @@ class TurnsEnv:
     def __init__(self, env: Any) -> None:
         self.env = env
         self.possible_agents = tuple(env.possible_agents)
+        self.agents: list[str] = []
+        """The one that decides next; nobody once all have left. Kept, because wrappers of PettingZoo are slow to ask."""
         self._gone: set[str] = set()
-
-    @property
-    def agents(self) -> list[str]:
-        """The one that decides next; nobody once all have left."""
-        return [self.env.agent_selection] if self.env.agents else []
+        self._specs: dict[str, ActionSpec] = {}
 
     def observation_space(self, agent: str) -> Any:
         return self.env.observation_space(agent)
@@ -67,7 +66,8 @@ class TurnsEnv:
         self.env.reset(seed=seed)
         self._gone = set()
         told = self._go_on()
-        infos = {agent: dict(self.env.infos.get(agent, {})) for agent in self.possible_agents} | told.infos
+        shown = self.env.infos
+        infos = {agent: dict(shown.get(agent, {})) for agent in self.possible_agents} | told.infos
         if any(MASK in info for info in infos.values()):
             for agent in self.possible_agents:
                 if self._actions(agent).mask_size:
@@ -82,7 +82,7 @@ class TurnsEnv:
 
     def _go_on(self) -> Told:
         """Let agents that have ended take their leave, until somebody decides or nobody is left."""
-        told = Told({}, {}, {}, {}, {})
+        told, self.agents = Told({}, {}, {}, {}, {}), []
         while self.env.agents:
             progressed()
             agent = self.env.agent_selection
@@ -91,7 +91,7 @@ class TurnsEnv:
                 raise DataError(f"agent {agent!r} is to decide after it has ended; {fix}")
             obs, told.rewards[agent], told.terminations[agent], told.truncations[agent], info = self.env.last()
             if not (told.terminations[agent] or told.truncations[agent]):
-                told.obs[agent], told.infos[agent] = obs, info
+                told.obs[agent], told.infos[agent], self.agents = obs, info, [agent]
                 break
             # a copy: the environment goes on before anybody reads it
             told.obs[agent], told.infos[agent] = self._last_seen(agent, copy.deepcopy(obs), dict(info))
@@ -117,7 +117,14 @@ class TurnsEnv:
         return ({**obs, MASK: everything}, info) if shown else (obs, {**info, MASK: everything})
 
     def _actions(self, agent: str) -> ActionSpec:
-        return action_spec(self.action_space(agent))
+        if agent not in self._specs:
+            self._specs[agent] = action_spec(self.action_space(agent))
+        return self._specs[agent]
+
+    def set_state(self, state: State) -> None:
+        """Of a game that can save itself."""
+        self.env.set_state(state)
+        self.agents = [self.env.agent_selection] if self.env.agents else []
 
     def close(self) -> None:
         self.env.close()
