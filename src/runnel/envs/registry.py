@@ -343,6 +343,8 @@ def make_source(
     target: Target, *, kwargs: Settings | None = None, frame_stack: int = 0, channels: Channels | None = None
 ) -> EnvSource:
     """The `EnvSource` of `target`: how to make one environment, or many at once, with `channels` beside the reward."""
+    if is_pettingzoo(target):
+        raise SeveralAgentsError("env", target, SEVERAL)
     special = _special(target)
     options = _with_frames(special, dict(kwargs or {}), frame_stack)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from runnel.core.errors import ConfigError, RunnelError
 from runnel.core.spaces import TeamSpec
+from runnel.core.user_code import summary
+from runnel.envs.rewind import Stateful
 from runnel.envs.spaces import env_spec
 from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.turns import TakesTurns
@@ -21,6 +23,7 @@ from runnel.testing.team_play import TeamPlayer, check_names
 Make = Callable[[], Any]
 _EPISODES = 5
 _LONG_PLAY_S = 5.0
+_STATE_STEPS = 16
 _THEIR_STEPS = 200
 _NOT_SEEDED = (
     "{name} is not deterministic under a seed: after reset(seed={seed}) and the same actions, {other}; draw all randomness "
@@ -44,6 +47,7 @@ def check_team_env(target: Make | Any, name: str, *, num_steps: int = 64, max_st
         env = target if make is None else _made(make, report)
         spec = _spec(env, report)
         seconds, player = _play(env, spec, make, report, num_steps)
+        _check_state(env, spec, report)
         _play_on(player, report, min(max_steps, int(_LONG_PLAY_S / max(seconds, 1e-9))))
         if player.waits and not isinstance(env, TakesTurns):
             report.hint("pettingzoo", _WAITS.format(agent=player.waits))
@@ -115,6 +119,28 @@ def _unlike(first: TeamSpec, second: TeamSpec) -> str:
         return f"{list(first.agents)} and {list(second.agents)}"
     agent = next(agent for agent in first.agents if first.agents[agent] != second.agents[agent])
     return f"agent {agent!r} has {first.agents[agent]} in one and {second.agents[agent]} in the other"
+
+
+def _check_state(env: Any, spec: TeamSpec, report: EnvReport) -> None:
+    """If the environment can save itself: go on twice from one saved state with the same actions, and compare."""
+    if not isinstance(env, Stateful):
+        return
+    player = TeamPlayer(env, spec, EnvReport(report.name))
+    try:
+        _, here = player.go_on(player.reset(SEED), 2)
+        state, acted, ended = env.get_state(), set(player.env.acted), set(player.env.ended)
+        first, _ = player.go_on(here, _STATE_STEPS)
+        player.env.env.set_state(state)
+        player.env.acted, player.env.ended = acted, ended
+        second, _ = player.go_on(here, _STATE_STEPS)
+    except BrokenEnvError as error:
+        raise report.stop("state", f"after set_state(get_state()), {error}") from error
+    except Exception as error:
+        report.error("state", f"get_state or set_state raised {summary(error)}")
+        return
+    if (other := difference(first, second)) is not None:
+        fix = "the state must hold everything, generators included, and share no memory with the environment"
+        report.error("state", f"set_state(get_state()) does not bring {report.name} back: with the same actions {other}; {fix}")
 
 
 def _play_on(player: TeamPlayer, report: EnvReport, num_steps: int) -> None:

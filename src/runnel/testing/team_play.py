@@ -14,10 +14,12 @@ from runnel.core.user_code import summary
 from runnel.envs.spaces import MASK, Action, Info, Obs, mask_in_obs
 from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.turns import TakesTurns
-from runnel.testing.env_play import History, digest, random_action
+from runnel.testing.env_play import SEED, History, digest, random_action
 from runnel.testing.env_report import EnvReport
 from runnel.testing.env_values import check_outcome, check_size, check_value
 
+Shown = tuple[dict[str, Obs], dict[str, Info]]
+"""Observations and infos by agent."""
 PARTS = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
@@ -60,21 +62,36 @@ class TeamPlayer:
         self, num_steps: int, *, seed: int, same_seed: bool = True, until: Callable[[], bool] = lambda: False
     ) -> list[History]:
         """Play `num_steps` steps from a reset on, as `Player.play`."""
-        rng, self.history = np.random.default_rng(seed), []
-        for i, (_, actions) in enumerate(self._spaces.values()):
-            actions.seed(seed + i)
-        obs, infos = self._reset(seed)
+        rng = self._begin(seed)
+        obs, infos = self.reset(seed)
         for _ in range(num_steps):
             obs, infos, over = self._step({agent: self._action(agent, obs, infos, rng) for agent in self.env.live})
             if over:
                 self.report.num_episodes += 1
                 seed += not same_seed
-                obs, infos = self._reset(seed)
+                obs, infos = self.reset(seed)
                 if until():
                     break
         return self.history
 
-    def _reset(self, seed: int) -> tuple[dict[str, Obs], dict[str, Info]]:
+    def go_on(self, start: Shown, num_steps: int) -> tuple[list[History], Shown]:
+        """Go on from `start`, the present state, until an episode ends. The actions depend on `SEED` only."""
+        rng, over = self._begin(SEED), False
+        obs, infos = start
+        for _ in range(num_steps):
+            if not over and self.env.live:
+                obs, infos, over = self._step({agent: self._action(agent, obs, infos, rng) for agent in self.env.live})
+        return self.history, (obs, infos)
+
+    def _begin(self, seed: int) -> np.random.Generator:
+        """Forget the history; what draws the actions."""
+        self.history = []
+        for i, (_, actions) in enumerate(self._spaces.values()):
+            actions.seed(seed + i)
+        return np.random.default_rng(seed)
+
+    def reset(self, seed: int) -> Shown:
+        """Reset, and look at what comes."""
         obs, infos = self._called("reset(seed=...)", lambda: self.env.reset(seed=seed))
         check_names(self._raw, self.env.agents, self.report)
         self._look(obs)

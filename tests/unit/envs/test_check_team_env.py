@@ -15,7 +15,9 @@ from runnel.cli.main import main
 SPREAD = "pettingzoo:mpe2.simple_spread_v3"
 
 
-@pytest.mark.parametrize("target", [SPREAD, "pettingzoo:classic.tictactoe_v3", envs.Columns, envs.columns, envs.Two, envs.Ring])
+@pytest.mark.parametrize(
+    "target", [SPREAD, "pettingzoo:classic.tictactoe_v3", envs.Columns, envs.columns, envs.Two, envs.Ring, envs.Saved]
+)
 def test_what_is_right_passes(target: Any) -> None:
     report = rl.check_env(target)
     assert not report
@@ -39,6 +41,7 @@ def test_an_instance_is_checked_as_it_is() -> None:
         (envs.Grows, "two instances differ in their agents or spaces: agent 'a_0' has .*; make all instances alike"),
         (envs.Unseeded, "is not deterministic under a seed: .* the first observation is another one"),
         (envs.Tired, "is not deterministic under a seed once it was played: a fresh one repeats .* set back every attribute"),
+        (envs.Shared, r"set_state\(get_state\(\)\) does not bring Shared back: .* share no memory with the environment"),
         (envs.Silent, "no agent is left, but 'b_0' never got terminated or truncated; flag every agent's end"),
         (envs.Outside, "the observation of '._0' is outside of its space .* clip it, or widen the space"),
         (envs.Numbered, "agent ids are texts, and 0 is a int; write 'agent_0'"),

@@ -89,6 +89,8 @@ def test_a_recipe_for_one_agent_says_which_one_takes_several() -> None:
             rl.ConfigError, match=r"it has several agents: train it with a recipe for teams \(runnel train ippo\)"
         ):
             make_env(target)
+    with pytest.raises(rl.ConfigError, match="it has several agents"):
+        rl.train("ppo", env=SPREAD)
     with pytest.raises(rl.ConfigError, match="wrappers are of one agent, and it has several"):
         with_wrappers(SPREAD, ["wrappers_of_users:nothing"])
 

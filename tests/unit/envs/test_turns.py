@@ -10,12 +10,15 @@ import pytest
 import torch
 from test_team_processes import step, vectors
 from test_team_vectors import play, seen, team, zeros
-from turn_envs import Columns, Forgets, Ring, Saved, Stays, columns
+from turn_envs import Columns, Forgets, Ring, Saved, Stays, Wild, columns
 
+import runnel as rl
 from runnel.core.errors import ConfigError, DataError
 from runnel.envs.registry import make_team_env
 from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.serial import SerialTeam
+from runnel.envs.vector.cpu_base import episode_seed
+from runnel.ops.decisions import decisions
 
 EACH = ("p_0=a", "p_1=b", "p_2=c")
 TICTACTOE = "pettingzoo:classic.tictactoe_v3"
@@ -108,6 +111,44 @@ def test_a_game_is_the_one_that_pettingzoo_plays(make: Callable[[], Any]) -> Non
     assert len(vector.episodes()) == 10
 
 
+def by_last(episodes: int) -> dict[str, list[tuple[float, bool, bool]]]:
+    """What PettingZoo says of each decision of each agent, when the agent is asked again or has ended."""
+    env, found = Wild(), {agent: [] for agent in ("p_0", "p_1", "p_2")}  # type: dict[str, list[tuple[float, bool, bool]]]
+    for number in range(episodes):
+        env.reset(seed=episode_seed(1, 0, number))
+        decided: set[str] = set()
+        for agent in env.agent_iter():
+            _, reward, terminated, truncated, _ = env.last()
+            if agent in decided:
+                found[agent].append((float(reward), terminated, truncated))
+            decided.add(agent)
+            env.step(None if terminated or truncated else 0)
+    return found
+
+
+def test_every_decision_gets_the_reward_and_the_end_that_pettingzoo_gives_it() -> None:
+    """In 40 games of which everything is drawn, through the vector and the credit of learners (`ops/decisions.py`)."""
+    vector = team(Wild, 1, EACH)
+    vector.reset()
+    outs = {agent: vector.outs[policy] for agent, policy in (("p_0", "a"), ("p_1", "b"), ("p_2", "c"))}
+    kept: dict[str, list[list[torch.Tensor]]] = {agent: [] for agent in outs}
+    ended = 0
+    while ended < 40:
+        active = {agent: out.active.clone() for agent, out in outs.items()}  # type: ignore[union-attr]
+        vector.send(zeros(vector))
+        for agent, out in outs.items():
+            kept[agent].append([x.clone() for x in (out.reward, out.terminated, out.truncated)] + [active[agent]])
+        ended += len(vector.episodes())
+    expected = by_last(40)
+    for agent, out in outs.items():
+        rewards, terminated, truncated, active_ = (torch.stack(part) for part in zip(*kept[agent], strict=True))
+        assert out.active is not None
+        now = torch.cat([active_, out.active[None]])
+        found = decisions(rewards, torch.zeros_like(rewards), terminated, truncated, now)
+        rows = zip(found.rewards[found.counts], found.terminated[found.counts], found.truncated[found.counts], strict=True)
+        assert [(x.item(), y.item(), z.item()) for x, y, z in rows] == expected[agent]
+
+
 def test_tictactoe_by_hand() -> None:
     """The first player fills the left column; the second gets -1 at the step after its last move but one."""
     vector = team(tictactoe, 1, ("player_1=x", "player_2=o"))
@@ -173,6 +214,8 @@ def test_a_users_own_game_is_known_by_its_methods(target: Any) -> None:
 def test_a_game_that_is_made_already_is_no_recipe_for_more() -> None:
     with pytest.raises(ConfigError, match="it is not callable; give an environment class or a function that makes one"):
         make_team_env(Columns())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"is made already; a run makes its own: give the class \(env=Columns\)"):
+        rl.train("ippo", env=Columns(), total_updates=1)
 
 
 def test_one_who_ended_and_stays_is_named() -> None:

@@ -43,13 +43,16 @@ class Game(AECEnv):
         self.moves += 1
         self.play(agent, int(action))
         living = [a for a in self.possible_agents if a in self.agents and not self.terminations[a]] or [agent]
-        later = [a for a in living if a > agent]
-        self.agent_selection = (later or living)[0]
+        self.agent_selection = self.following(agent, living)
         self._accumulate_rewards()
         self._deads_step_first()
 
     def play(self, agent: str, action: int) -> None:
         raise NotImplementedError
+
+    def following(self, agent: str, living: list[str]) -> str:
+        """Who decides after `agent`."""
+        return ([a for a in living if a > agent] or living)[0]
 
     def close(self) -> None:
         self.closed = True
@@ -88,6 +91,24 @@ class Ring(Game):
         self.infos = {a: {"action_mask": self.open} if a == mover else {} for a in self.agents}
 
 
+class Wild(Game):
+    """Who moves next, who is paid what and who dies is drawn: one may move twice in a row, and die in another's move."""
+
+    def __init__(self) -> None:
+        super().__init__(("p_0", "p_1", "p_2"), spaces.Box(-np.inf, np.inf, (1,), np.float32), 2)
+
+    def observe(self, agent: str) -> Any:
+        return np.array([self.moves], np.float32)
+
+    def play(self, agent: str, action: int) -> None:
+        self.rewards = {a: float(self.rng.integers(-9, 10)) for a in self.agents}
+        self.terminations = {a: bool(self.rng.random() < 0.1) for a in self.agents}
+        self.truncations = {a: self.moves >= 9 and not self.terminations[a] for a in self.agents}
+
+    def following(self, agent: str, living: list[str]) -> str:
+        return str(self.rng.choice(living))
+
+
 class Saved(Ring):
     """A ring that can save itself. Its masks are those of `Ring`."""
 
@@ -101,6 +122,16 @@ class Saved(Ring):
         state = copy.deepcopy(state)
         self.rng.bit_generator.state = state.pop("rng")
         vars(self).update(state)
+
+
+class Shared(Saved):
+    """Its state is its own memory."""
+
+    def get_state(self) -> dict[str, Any]:
+        return vars(self) | {"rng": self.rng.bit_generator.state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        pass
 
 
 class Columns(Game):

@@ -124,6 +124,7 @@ class TurnsEnv:
     def set_state(self, state: State) -> None:
         """Of a game that can save itself."""
         self.env.set_state(state)
+        self._gone = set()
         self.agents = [self.env.agent_selection] if self.env.agents else []
 
     def close(self) -> None:
