@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_team_processes import step, vectors
 from test_team_vectors import play, seen, team, zeros
-from turn_envs import Columns, Forgets, Ring, Saved, Stays, Wild, columns
+from turn_envs import Breaks, Columns, Forgets, Ring, Saved, Stays, Wild, columns
 
 import runnel as rl
 from runnel.core.errors import ConfigError, DataError
@@ -202,6 +202,20 @@ def test_processes_play_the_same_games_and_go_on_in_the_other_vector() -> None:
             expected = step(alone, chosen)
             assert expected == step(alone_again, chosen) == step(apart_again, chosen)
         assert alone.episodes() == alone_again.episodes() == apart_again.episodes()
+
+
+def test_a_game_that_breaks_is_cut_for_those_who_have_decided_and_had_not_left() -> None:
+    """`p_1` was dead already; the two others are truncated at what each saw at its own last decision."""
+    vector = team(Breaks, 1, EACH, restart=True)
+    vector.reset()
+    play(vector, 6)
+    a, b, c = (vector.outs[name] for name in "abc")
+    assert [x.truncated.item() for x in (a, b, c)] == [True, False, True]
+    assert (a.final_obs["obs"][0, :2].tolist(), c.final_obs["obs"][0, :2].tolist()) == ([3.0, 0.0], [5.0, 2.0])
+    assert [x.active.item() for x in (a, b, c)] == [True, False, False]  # type: ignore[union-attr]
+    (fault,) = vector.faults()
+    assert "the table fell over" in fault["error"]
+    assert not vector.episodes()
 
 
 @pytest.mark.parametrize("target", [Columns, columns, "turn_envs:columns", lambda: Columns()])

@@ -91,6 +91,15 @@ class Ring(Game):
         self.infos = {a: {"action_mask": self.open} if a == mover else {} for a in self.agents}
 
 
+class Breaks(Ring):
+    """It breaks at the sixth move."""
+
+    def play(self, agent: str, action: int) -> None:
+        if self.moves == 6:
+            raise RuntimeError("the table fell over")
+        super().play(agent, action)
+
+
 class Wild(Game):
     """Who moves next, who is paid what and who dies is drawn: one may move twice in a row, and die in another's move."""
 
