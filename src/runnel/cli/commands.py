@@ -59,7 +59,7 @@ def export(args: list[str]) -> int:
 def check_environment(args: list[str]) -> int:
     """Say what is wrong with an environment."""
     parser = make_parser("check-env", "Say in words what is wrong with an environment.")
-    parser.add_argument("env", help="an id, module:Class or path/to/file.py:factory")
+    parser.add_argument("env", help="an id, pettingzoo:FAMILY.NAME, module:Class or path/to/file.py:factory")
     parser.add_argument("--env-kwargs", type=json_object, default={}, help="arguments of its constructor, as JSON")
     add_wrappers(parser, "module:Class or file.py:name, innermost first")
     parsed = parser.parse_args(args)

@@ -13,6 +13,8 @@ KNOWN = {
     "atari:Breakout": 'Atari from pixels, 84 x 84 x 4 (pip install "runnel[atari]")',
     "MinAtar/Breakout-v1": "a small Breakout on a 10 x 10 board (pip install minatar)",
     "envpool:HalfCheetah-v4": "run forward, in C++ on threads (pip install envpool)",
+    "pettingzoo:mpe2.simple_spread_v3": 'three agents share out three places; recipe ippo (pip install "runnel[teams]")',
+    "pettingzoo:classic.tictactoe_v3": 'two agents in turns, with masks; recipe ippo (pip install "runnel[teams]")',
     "tensor:CartPole-v1": "CartPole as tensors on any device, thousands at once",
     "tensor:Pendulum-v1": "as tensors; so are Acrobot-v1, MountainCar-v0 and MountainCarContinuous-v0",
     "tensor:FourRooms": "a grid world as tensors: find the goal through four rooms",

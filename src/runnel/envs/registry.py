@@ -1,5 +1,6 @@
 """Makes environments from what `env=` takes: a Gymnasium id, `module:Class`, `file.py:factory`, `tensor:CartPole-v1`,
-`atari:Breakout`, `MinAtar/Breakout-v1`, `envpool:HalfCheetah-v4`, a class or a factory."""
+`atari:Breakout`, `MinAtar/Breakout-v1`, `envpool:HalfCheetah-v4`, a class or a factory; environments of several agents
+also from `pettingzoo:mpe2.simple_spread_v3`."""
 
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ from runnel.envs.device import TENSOR_ENVS, TensorEnv, TensorVector
 from runnel.envs.known import KNOWN
 from runnel.envs.spaces import Obs, flatten_obs
 from runnel.envs.starts import Starts
+from runnel.envs.team.parallel import has_agents
+from runnel.envs.team.pettingzoo import is_pettingzoo, pettingzoo_factory
 from runnel.envs.vector import VectorConfig, VectorEnv, look_at
 from runnel.envs.vector.build import build_vector
 from runnel.envs.vector.choose import STEP_US, Choice, choose
@@ -40,7 +43,12 @@ if TYPE_CHECKING:
 Target = str | Callable[..., object]
 """What `env=` accepts."""
 
+SEVERAL = "it has several agents: train it with a recipe for teams (runnel train ippo)"
 _TENSOR, _POOL, _ATARI, _MINATAR = "tensor:", "envpool:", "atari:", "MinAtar/"
+
+
+class SeveralAgentsError(ConfigError):
+    """An environment of several agents where one of a single agent is needed."""
 
 
 def is_tensor_env(target: Target) -> TypeGuard[str]:
@@ -67,6 +75,8 @@ def why_not_wrapped(target: Target) -> str:
     """The reason why `target` cannot be wrapped; empty if it can."""
     if is_tensor_env(target):
         return "a tensor environment has no Gymnasium form to wrap (the plain id has one)"
+    if is_pettingzoo(target):
+        return "wrappers are of one agent, and it has several (wrap it in your own file)"
     if _special(target) in (_POOL, _ATARI):
         other = "ALE/NAME-v5" if _special(target) == _ATARI else "the Gymnasium id"
         return f"{target} steps all its copies at once in C++, where no wrapper reaches ({other} can be wrapped)"
@@ -90,6 +100,8 @@ def make_env(
     options, target = dict(kwargs or {}), with_wrappers(target, wrappers)
     if is_tensor_env(target):
         raise ConfigError("env", target, "a tensor environment has no Gymnasium form; use make_vector, or the plain id")
+    if is_pettingzoo(target):
+        raise SeveralAgentsError("env", target, SEVERAL)
     special = _special(target)
     if special:
         return _make_special(special, str(target), _with_frames(special, options, frame_stack), frame_stack)
@@ -186,22 +198,31 @@ def _construct(factory: Callable[..., object], target: Target, options: Settings
     with _told(target, options, factory):
         env = factory(**options)
     if not isinstance(env, gym.Env):
+        if has_agents(env):
+            raise SeveralAgentsError("env", target, SEVERAL)
         raise ConfigError("env", target, f"it made a {type(env).__name__}; give a class or factory of gymnasium.Env")
     return env
 
 
 def make_team_env(target: Target, *, kwargs: Settings | None = None) -> Any:
-    """One environment of several agents, with PettingZoo's parallel API, from `module:Class`, `file.py:factory`, a class or a
-    factory."""
-    options = dict(kwargs or {})
-    if isinstance(target, str) and not is_reference(target):
-        fix = "environments of several agents have no ids; write module:Class or path/to/file.py:factory"
-        raise ConfigError("env", target, fix)
-    factory = load_object(target, "env") if isinstance(target, str) else target
+    """One environment of several agents, with PettingZoo's parallel or AEC API, from `pettingzoo:FAMILY.NAME`, `module:Class`,
+    `file.py:factory`, a class or a factory."""
+    options, factory = dict(kwargs or {}), _team_factory(target)
     if not callable(factory):
         raise ConfigError("env", target, "it is not callable; give an environment class or a function that makes one")
     with _told(target, options, factory):
         return factory(**options)
+
+
+def _team_factory(target: Target) -> object:
+    if not isinstance(target, str):
+        return target
+    if is_pettingzoo(target):
+        return pettingzoo_factory(target)
+    if not is_reference(target):
+        fix = "write pettingzoo:FAMILY.NAME, module:Class or path/to/file.py:factory"
+        raise ConfigError("env", target, f"environments of several agents have no ids; {fix}")
+    return load_object(target, "env")
 
 
 def _registered(target: str) -> bool:
@@ -322,6 +343,8 @@ def make_source(
     target: Target, *, kwargs: Settings | None = None, frame_stack: int = 0, channels: Channels | None = None
 ) -> EnvSource:
     """The `EnvSource` of `target`: how to make one environment, or many at once, with `channels` beside the reward."""
+    if is_pettingzoo(target):
+        raise SeveralAgentsError("env", target, SEVERAL)
     special = _special(target)
     options = _with_frames(special, dict(kwargs or {}), frame_stack)
 

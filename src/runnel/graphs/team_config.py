@@ -30,7 +30,7 @@ class TeamConfig(RunConfig):
     )
 
     env: str = "runnel.envs.team.toy:Whisper"
-    """module:Class or path/to/file.py:factory of an environment with PettingZoo's parallel API."""
+    """An environment with PettingZoo's parallel or AEC API: pettingzoo:FAMILY.NAME, module:Class or path/to/file.py:factory."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor."""
     teams: tuple[str, ...] = ()

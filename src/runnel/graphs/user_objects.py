@@ -13,6 +13,7 @@ from runnel.core.errors import ConfigError
 from runnel.core.resolve import called, load_object, reference
 from runnel.core.spaces import EnvSpec
 from runnel.core.state import State
+from runnel.envs.team.parallel import has_agents
 from runnel.llm.tasks.text import TextTask
 
 if TYPE_CHECKING:  # gymnasium is imported only where an environment is used
@@ -30,6 +31,10 @@ def name_objects(settings: Mapping[str, object]) -> tuple[State, dict[str, objec
     named: State = {}
     objects: dict[str, object] = {}
     given: State = {**settings}
+    if has_agents(env := given.get("env")) and not callable(env):
+        kind = type(env).__name__
+        fix = f"is made already; a run makes its own: give the class (env={kind}) or a function (env=lambda: {kind}(...))"
+        raise ConfigError("env", kind, fix)
     if is_env(given.get("env")):
         made, kwargs = remade(given["env"], given.get("env_kwargs") or {})
         given |= {"env": made, "env_kwargs": kwargs}

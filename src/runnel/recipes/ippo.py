@@ -2,6 +2,7 @@
 
 runnel train ippo --env my_game.py:MyGame --teams "red_.*=red" "blue_.*=blue"
 runnel train ippo --env my_game.py:MyGame --teams "red_.*=red" "blue_.*=run:runs/first@best#blue"
+runnel train ippo --env pettingzoo:mpe2.simple_spread_v3
 runnel train ippo --env my_game.py:MyGame --net.core gru --teams "red_.*=red: 32 steps, burn-in 8" "blue_.*=blue"
 """
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.state import Settings
-from runnel.envs.registry import Target, env_name, make_env, with_wrappers
+from runnel.envs.registry import SeveralAgentsError, Target, env_name, make_env, make_team_env, with_wrappers
 from runnel.envs.rewind import stateful_part
 from runnel.envs.spaces import Action, env_spec
+from runnel.envs.team.parallel import has_agents
 from runnel.envs.vector.serial import task_space_of
 from runnel.envs.wrapped import EnvWrapper
 from runnel.testing.env_play import SEED, History, Player, difference, step_seconds
 from runnel.testing.env_report import BrokenEnvError, EnvReport
 from runnel.testing.env_values import check_layout
+from runnel.testing.team_envs import check_team_env
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -50,8 +53,22 @@ def check_env(
 
     The report also has `warnings` and `hints`, and prints all of them as text. The check plays random actions: `num_steps`
     twice under one seed, to check every value and to compare the two; then on until a few episodes have ended, for at most
-    `max_steps` steps or five seconds.
+    `max_steps` steps or five seconds. An environment of several agents also takes PettingZoo's own tests, where PettingZoo is
+    installed.
     """
+    if has_agents(target) and not callable(target):
+        return _check_team(target, type(target).__name__, num_steps, max_steps, wrappers)
+    try:
+        return _check_one(target, kwargs, num_steps, max_steps, wrappers)
+    except SeveralAgentsError:
+        pass  # it was not even begun
+    return _check_team(partial(make_team_env, target, kwargs=kwargs), _name(target), num_steps, max_steps, wrappers)
+
+
+def _check_one(
+    target: Target | gym.Env, kwargs: Settings | None, num_steps: int, max_steps: int, wrappers: Sequence[str | EnvWrapper]
+) -> EnvReport:
+    """Check an environment of one agent."""
     import gymnasium as gym
 
     report = EnvReport(_name(target))
@@ -67,6 +84,13 @@ def check_env(
             if made:
                 _close(env, report)
     return report
+
+
+def _check_team(target: object, name: str, num_steps: int, max_steps: int, wrappers: Sequence[str | EnvWrapper]) -> EnvReport:
+    if wrappers:
+        fix = "wrappers are of one agent, and it has several (wrap it in your own file)"
+        raise ConfigError("wrappers", list(wrappers), fix)
+    return check_team_env(target, name, num_steps=num_steps, max_steps=max_steps)
 
 
 def _name(target: Target | gym.Env) -> str:

@@ -2,7 +2,8 @@
 
 An environment has `possible_agents`, `agents` (those that decide next), `observation_space(agent)`, `action_space(agent)`,
 `reset(seed=, options=) -> observations, infos` and `step(actions) -> observations, rewards, terminations, truncations, infos`,
-all of them by agent. An agent that is not in `agents` and has not ended waits.
+all of them by agent. An agent that is not in `agents` and has not ended waits. Environments in which one agent decides at a
+time, with PettingZoo's AEC API, get these calls from `turns.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ from runnel.core.user_code import frames
 from runnel.core.worker import progressed
 from runnel.envs.rewind import Stateful
 from runnel.envs.spaces import MASK, Action, Info, Obs, env_spec
+from runnel.envs.team.turns import TakesTurns, TurnsEnv
 
 NEEDED = ("possible_agents", "reset", "step", "observation_space", "action_space")
+
+
+def has_agents(env: object) -> bool:
+    """Whether `env` is an environment of several agents; wrappers of PettingZoo give its names on demand."""
+    return hasattr(env, "possible_agents")
 
 
 class ParallelEnv:
@@ -31,7 +38,7 @@ class ParallelEnv:
         if missing := [part for part in NEEDED if not hasattr(env, part)]:
             fix = "it must have PettingZoo's parallel API"
             raise DataError(f"environment {name!r} ({type(env).__name__}) has no {missing[0]}; {fix}")
-        self.env, self.name = env, name
+        self.env, self.name = (TurnsEnv(env) if isinstance(env, TakesTurns) else env), name
         self.agents: tuple[str, ...] = tuple(env.possible_agents)
         self.acted: set[str] = set()
         self.ended: set[str] = set()
@@ -39,7 +46,7 @@ class ParallelEnv:
         self.flags: dict[str, tuple[bool, bool]] = {}
         """Of agents whose last step this was: terminated, truncated."""
         if isinstance(env, Stateful):  # then `envs/rewind.py` saves and loads it as any other
-            self.get_state, self.set_state = env.get_state, env.set_state
+            self.get_state, self.set_state = env.get_state, self.env.set_state
 
     @property
     def live(self) -> list[str]:
