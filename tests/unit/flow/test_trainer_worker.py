@@ -122,6 +122,20 @@ def test_nothing_is_taken_while_one_reader_is_short() -> None:
     assert trainer_of(demo).available() == 1
 
 
+def test_what_is_too_old_goes_from_every_stream_while_one_is_short() -> None:
+    """Else a writer of both streams would find room on one alone."""
+    rule = LagRule(lag=0, batch=1, exact=False)
+    tables = {"a": make_table("a", rule, capacity=2), "b": make_table("b", rule, capacity=2)}
+    worker = trainer(tables, phases=[Phase({"a": 1, "b": 1})])
+    worker.setup()
+    put(tables["b"], 1.0)  # made by version 0
+    worker.version = 1
+    for reader in worker.readers.values():
+        reader.advance(1)
+    assert worker.poll() == 0
+    assert trainer_of(tables["b"]).accounting().dropped == {"stale": 2}
+
+
 def test_units_of_the_budget_are_counted_apart() -> None:
     demo, play = make_table("demo", OPEN), make_table("play", OPEN)
     worker = trainer({"demo": demo, "play": play}, budget=Budget(total_steps=100, total_tokens=14), token_streams=["play"])

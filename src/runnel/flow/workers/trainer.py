@@ -188,11 +188,13 @@ class TrainerWorker(Worker):
         wanted = self._phase().segments
         if isinstance(self.learner, TakesParts) and self.learner.takes_parts:
             return self._poll_part(self.learner, wanted)
-        # Take nothing before all readers have enough: between two polls the trainer must not hold a part of a batch.
-        for name, num in wanted.items():
-            if self.readers[name].available() < num:
-                self._waiting = f"{num} segments on stream {self.readers[name].spec.name!r}"
-                return 0
+        # Take nothing before all readers have enough: between two polls the trainer must not hold a part of a batch. All of
+        # them are asked, because that also drops what is too old: were it left on one stream, a writer of several streams
+        # would find room on the others alone, and wait for this one for ever.
+        found = {name: self.readers[name].available() for name in wanted}
+        if (short := next((name for name, num in wanted.items() if found[name] < num), None)) is not None:
+            self._waiting = f"{wanted[short]} segments on stream {self.readers[short].spec.name!r}"
+            return 0
         if missing := self._load():
             self._waiting = f"the first parameters of channel {missing!r}"
             return 0
