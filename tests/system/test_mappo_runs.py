@@ -45,7 +45,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(version: int, whole: rl.Run,
 def test_a_loaded_team_acts_by_what_its_agents_see(whole: rl.Run) -> None:
     policy = rl.load(whole.path)
     assert set(policy.act({"sender": np.array([0, 1, 0, 0], np.float32)})) == {"sender"}  # type: ignore[arg-type]
-    assert rl.evaluate(whole.path, episodes=2).num == 2
+    assert len(rl.evaluate(whole.path, episodes=2).returns) == 2
 
 
 def test_two_ranks_train_on_the_same_rows_as_one(tmp_path: Path) -> None:
