@@ -25,7 +25,7 @@ def right(policy: TeamPolicy) -> float:
 SETTINGS = {
     "env": "runnel.envs.team.toy:Secret",
     "env_kwargs": {"num_symbols": NUM_SYMBOLS, "luck": 10.0},
-    "total_steps": 12_000,
+    "total_steps": 10_000,
     "num_envs": 32,
     "num_steps": 8,
     "net": {"hidden": (32,), "activation": "relu"},
@@ -46,5 +46,5 @@ def trained(recipe: str, seed: int, out: Path) -> float:
 
 def test_a_central_critic_sees_through_luck(tmp_path: Path) -> None:
     """At least 0.8 of the answers are right on 2 of 3 seeds (all of them, on 5 of 5 when it was written); with `ippo` and these
-    settings 0.42 to 0.58 are."""
+    settings 0.33 to 0.50 are."""
     assert sum(trained("mappo", seed, tmp_path) >= 0.8 for seed in (1, 2, 3)) >= 2
