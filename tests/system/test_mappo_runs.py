@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.torch import load_file
-from test_team_runs import TEAM, content, params
+from test_team_runs import FRAGILE, TEAM, content, params
 from torch.testing import assert_close
 
 import runnel as rl
@@ -63,6 +63,13 @@ def test_a_critic_without_agents_of_its_own_and_an_opponent_from_a_run(whole: rl
     assert train(tmp_path / "plain", **plain).status == "finished"
     teams = ("sender=sender", f"receiver=run:{whole.path}@newest#receiver")
     assert train(tmp_path / "against", teams=teams, total_updates=2).status == "finished"
+
+
+def test_environments_that_break_in_processes_are_cut_as_in_the_actor(tmp_path: Path) -> None:
+    here = train(tmp_path / "here", **FRAGILE)
+    assert [row for row in here.rows("event") if "the game is over" in row["text"]]
+    apart = {"vector": {"on_error": "restart", "backend": "processes", "num_workers": 2}}
+    assert params(train(tmp_path / "apart", **{**FRAGILE, **apart})).read_bytes() == params(here).read_bytes()
 
 
 def test_a_memory_is_refused(tmp_path: Path) -> None:
