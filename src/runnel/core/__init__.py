@@ -37,7 +37,13 @@ if TYPE_CHECKING:
     from runnel.core.resuming import OnResume as OnResume, live as live, may_change as may_change, stays as stays
     from runnel.core.rng import make_rng as make_rng, make_seed as make_seed
     from runnel.core.routes import team_routes as team_routes
-    from runnel.core.spaces import ActionSpec as ActionSpec, ArraySpec as ArraySpec, Channels as Channels, EnvSpec as EnvSpec
+    from runnel.core.spaces import (
+        ActionSpec as ActionSpec,
+        ArraySpec as ArraySpec,
+        Channels as Channels,
+        EnvSpec as EnvSpec,
+        TeamSpec as TeamSpec,
+    )
     from runnel.core.trajectories import trajectory_stream as trajectory_stream
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

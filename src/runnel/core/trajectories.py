@@ -23,6 +23,9 @@ TASK_RETURN = "task/return"
 ACTIVE = "active"
 """Which rows decide at each step, `[T1, B]`: of agents that leave early or wait for their turn, not all do."""
 
+SHARED = "shared/"
+"""How the names of observations begin that the critics of a team read and no policy does: the global state."""
+
 BURN_IN = "burn_in"
 """The size of a stream that says how many steps of `T` are those of the segment before, for a recurrent state alone."""
 

@@ -22,7 +22,7 @@ from runnel.core.contracts.tasks import TaskSource
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.state import State
-from runnel.core.trajectories import ACTIVE, BURN_IN, REWARD, TASK_RETURN, carried_field
+from runnel.core.trajectories import ACTIVE, BURN_IN, REWARD, SHARED, TASK_RETURN, carried_field
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut
 from runnel.ops.returns import returns_so_far
@@ -245,8 +245,8 @@ class SlotWriters:
 
 
 class SegmentRequests:
-    """The request of each step, made once: observations, mask and recurrent `state` are fixed memory, and the noise of a step
-    is a view of that of the segment. Noise is drawn for every row, so that it never depends on what happens."""
+    """The request of each step, made once: what a policy sees, mask and recurrent `state` are fixed memory, and the noise of a
+    step is a view of that of the segment. Noise is drawn for every row, so that it never depends on what happens."""
 
     def __init__(self, out: StepOut, noise_size: int, rng: np.random.Generator, state: Mapping[str, Tensor]) -> None:
         self._out, self._noise_size, self.rng, self._state = out, noise_size, rng, state
@@ -260,7 +260,9 @@ class SegmentRequests:
         out = self._out
         self._noise = torch.zeros(num_steps, len(out.reward), self._noise_size)
         self._sent = self._noise.to(out.reward.device)
-        fixed = {**out.obs, **self._state} if out.action_mask is None else {**out.obs, **self._state, MASK: out.action_mask}
+        # what only critics read stays here: it is in the segment, and in no request
+        seen = {key: x for key, x in out.obs.items() if not key.startswith(SHARED)}
+        fixed = {**seen, **self._state} if out.action_mask is None else {**seen, **self._state, MASK: out.action_mask}
         self.rows = [Batch({**fixed, "noise": noise}) for noise in self._sent.unbind(0)]
 
     def draw(self) -> None:

@@ -108,6 +108,6 @@ def _inference(c: TeamConfig, task: TeamTask, policy: str, make_net: Callable[[]
         name=policy,
         num_workers=c.most_policy_workers,
         depth=max(4, c.num_env_groups),
-        max_bytes=message_bytes(side.spec, make_net(), num_rows=c.width * len(side.agents)),
+        max_bytes=message_bytes(task.seen[policy].spec, make_net(), num_rows=c.width * len(side.agents)),
         params="" if side.route.stored else PARAMS,
     )

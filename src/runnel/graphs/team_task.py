@@ -18,6 +18,7 @@ from runnel.core.spaces import EnvSpec
 from runnel.envs.registry import env_name, make_team_env
 from runnel.envs.spaces import flatten_obs
 from runnel.envs.team.contract import TeamVector
+from runnel.envs.team.global_state import with_global_state
 from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.processes import ProcessTeam
 from runnel.envs.team.sampler import TeamSampler
@@ -39,7 +40,8 @@ class TeamTask:
     """The environment of `config`, and the sides of its agents. What does not fit together is refused here.
 
     `stored` gives the parameters of a stored policy (`rl.run.stored_params`), for routes that name one. `routes` are those of a
-    recipe that says itself who follows which policy, and to which streams; otherwise `config.teams` says it.
+    recipe that says itself who follows which policy, and to which streams; otherwise `config.teams` says it. With
+    `global_state` training rows also hold what only critics read (`envs/team/global_state.py`).
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class TeamTask:
         *,
         stored: Callable[[str], Mapping[str, Tensor]] | None = None,
         routes: Sequence[AgentRoute] | None = None,
+        global_state: bool = False,
     ) -> None:
         if routes is not None:
             refuse_unused(config, {"teams": "this recipe says itself which policy serves an agent"})
@@ -56,21 +59,26 @@ class TeamTask:
         self.name = env_name(self._target)
         probe = ParallelEnv(self.make(), self.name)
         self.spec = probe.spec()
-        self._flatten = {agent: flatten_obs(probe.env.observation_space(agent)) for agent in probe.agents}
+        self._spaces = {agent: probe.env.observation_space(agent) for agent in probe.agents}
+        found = with_lengths(team_routes(config.teams) if routes is None else routes, config.num_steps)
+        self.seen = sides_of(found, self.spec)
+        """The sides, with what their agents see alone: all that an evaluation needs."""
+        self.sides: dict[str, Side] = self.seen
+        if global_state:
+            self.sides = {policy: with_global_state(side, probe) for policy, side in self.seen.items()}
         if hasattr(probe.env, "close"):
             probe.env.close()
-        found = with_lengths(team_routes(config.teams) if routes is None else routes, config.num_steps)
-        self.sides: dict[str, Side] = sides_of(found, self.spec)
         refuse_unused(config, config.unused_on(self.spec))
 
     def make(self) -> Any:
         """One environment."""
         return make_team_env(self._target, kwargs=self._config.env_kwargs)
 
-    def vector(self, num_envs: int, *, seed: int, index0: int = 0) -> TeamVector:
-        """`num_envs` of the environment; `index0` is the number of the first among all of the run."""
-        c = self._config.vector
-        given: dict[str, Any] = {"sides": self.sides, "seed": seed, "index0": index0, "name": self.name}
+    def vector(self, num_envs: int, *, seed: int, index0: int = 0, acting: bool = False) -> TeamVector:
+        """`num_envs` of the environment; `index0` is the number of the first among all of the run. With `acting`, rows hold
+        only what agents see."""
+        c, sides = self._config.vector, self.seen if acting else self.sides
+        given: dict[str, Any] = {"sides": sides, "seed": seed, "index0": index0, "name": self.name}
         given["restart"] = c.on_error == "restart"
         if c.backend in AUTO:
             return SerialTeam(self.make, num_envs, **given)
@@ -129,7 +137,7 @@ class TeamTask:
         def make() -> TeamEvaluation:
             nets = make_nets()
             return TeamEvaluation(
-                lambda: self.vector(min(episodes, EVAL_ENVS), seed=seed),
+                lambda: self.vector(min(episodes, EVAL_ENVS), seed=seed, acting=True),
                 episodes=episodes,
                 seed=seed,
                 noise_sizes={policy: net.noise_size for policy, net in nets.items()},
@@ -146,7 +154,8 @@ class TeamTask:
     def policy(self, make_nets: Callable[[], Nets]) -> tuple[Policy, Inferencer]:
         """What `rl.load` gives back: it acts for a dict of observations by agent."""
         nets, policies = make_nets(), {}
-        for name, side in self.sides.items():
+        for name, side in self.seen.items():
             for agent in side.agents:
-                policies[agent] = EnvPolicy(nets[name], side.spec, flatten=self._flatten[agent], seed=self._config.seed)
+                flatten = flatten_obs(self._spaces[agent])
+                policies[agent] = EnvPolicy(nets[name], side.spec, flatten=flatten, seed=self._config.seed)
         return TeamPolicy(policies), TorchInferencer(self._together(nets))

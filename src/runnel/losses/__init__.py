@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from runnel.losses.on_policy import (
         approximate_kl as approximate_kl,
         clipped_policy_loss as clipped_policy_loss,
+        huber_value_loss as huber_value_loss,
         policy_gradient_loss as policy_gradient_loss,
         value_loss as value_loss,
     )

@@ -99,3 +99,26 @@ def value_loss(
         near = behaviour_value + (value - behaviour_value).clamp(-clip, clip)
         error = torch.maximum(error, F.mse_loss(near, target, reduction="none"))
     return Loss(masked_mean(error, mask, denominator=2.0 * denominator))
+
+
+def huber_value_loss(
+    value: Tensor,
+    target: Tensor,
+    *,
+    delta: float,
+    denominator: Tensor | float,
+    behaviour_value: Tensor | None = None,
+    clip: float | None = None,
+    mask: Tensor | None = None,
+) -> Loss:
+    """`value_loss`, whose gradient is bounded: errors beyond `delta` count linearly (Huber 1964). All `[...]`, of one shape.
+
+    e = value - target
+    L = sum h(e) / denominator,  h(e) = e^2 / 2 if |e| <= delta, else delta (|e| - delta / 2)
+    """
+    same_shape("huber_value_loss", value=value, target=target, behaviour_value=behaviour_value, mask=mask)
+    error = F.huber_loss(value, target, reduction="none", delta=delta)
+    if clip is not None and behaviour_value is not None:
+        near = behaviour_value + (value - behaviour_value).clamp(-clip, clip)
+        error = torch.maximum(error, F.huber_loss(near, target, reduction="none", delta=delta))
+    return Loss(masked_mean(error, mask, denominator=denominator))

@@ -284,18 +284,22 @@ class SeparateBody(nn.Module):
 
 
 class PrivilegedBody(nn.Module):
-    """An actor that does not read what only the critic may know (`NetConfig.critic_only`), and a critic that reads all: the
-    asymmetric actor-critic (Pinto et al. 2018, arXiv:1710.06542, sec. III-B). They share nothing.
+    """An actor that does not read what only the critic may know (`NetConfig.critic_only`, or the global state of a team), and a
+    critic that reads all, or the leaves in `critic_obs`: the asymmetric actor-critic (Pinto et al. 2018, arXiv:1710.06542, sec.
+    III-B). They share nothing.
 
     The policy gradient stays what it is: a baseline may depend on anything but the action.
     """
 
-    def __init__(self, env_spec: EnvSpec, config: NetConfig, *, seed: int) -> None:
+    def __init__(
+        self, env_spec: EnvSpec, config: NetConfig, *, seed: int, critic_obs: Mapping[str, ArraySpec] | None = None
+    ) -> None:
         super().__init__()
         self.policy_obs = config.policy_obs(env_spec.obs)
+        critic_obs = env_spec.obs if critic_obs is None else critic_obs
         sizes = make_head(env_spec.action).num_scores, 1
         torsos, nets = [], []
-        for name, obs, size, gain in zip(("actor", "critic"), (self.policy_obs, env_spec.obs), sizes, GAINS, strict=True):
+        for name, obs, size, gain in zip(("actor", "critic"), (self.policy_obs, critic_obs), sizes, GAINS, strict=True):
             torso = Torso(obs, config, seed=make_seed(seed, name, "torso"))
             net = MLP(torso.width, size, config=torso.settle(config), head_gain=gain, seed=make_seed(seed, name))
             torsos.append(torso)

@@ -23,6 +23,7 @@ from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.resuming import OnResume, stays
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
+from runnel.core.trajectories import SHARED
 from runnel.nets.convolutions import Channels, Conv, Kind, is_image
 from runnel.ops.returns import returns_so_far
 
@@ -68,8 +69,9 @@ class NetConfig:
             raise ConfigError("net.critic_only", self.critic_only, fix)
 
     def policy_obs(self, obs: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
-        """The leaves of `obs` that a policy reads: all but those of `critic_only`."""
+        """The leaves of `obs` that a policy reads: all but those of `critic_only`, and but the global state of a team."""
         seen = {key: leaf for key, leaf in obs.items() if not any(_is_part(key, name) for name in self.critic_only)}
+        seen = {key: leaf for key, leaf in seen.items() if not key.startswith(SHARED)}
         for name in self.critic_only:
             if not any(_is_part(key, name) for key in obs):
                 parts = (

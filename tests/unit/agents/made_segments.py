@@ -1,18 +1,21 @@
 """Segments of made-up data for tests of learners that train on whole segments."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
-from runnel.core.records import Header, Segment, trim
+from runnel.core.records import FieldSpec, Header, Segment, trim
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, Channels, EnvSpec
-from runnel.core.trajectories import carried_field, trajectory_stream
+from runnel.core.trajectories import ACTIVE, carried_field, trajectory_stream
 from runnel.nets.actor_critic import ActorCritic, build_body
 from runnel.nets.layers import NetConfig
 
 DISCRETE = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=2))
 BOX = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("continuous", shape=(2,), low=(-1.0,) * 2, high=(1.0,) * 2))
 COSTLY = EnvSpec({"obs": ArraySpec((3,))}, DISCRETE.action, channels=Channels(costs=("heat", "noise")))
+SHARING = EnvSpec({**DISCRETE.obs, "shared/seen": ArraySpec((5,)), "shared/agent": ArraySpec((2,))}, DISCRETE.action)
 MASKED = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=2), has_mask=True)
 
 
@@ -48,6 +51,19 @@ def make_segment(seed=0, *, spec=DISCRETE, num_steps=8, num_envs=4, state=None, 
     arrays["final_obs"][: len(index)] = torch.from_numpy(rng.normal(size=(len(index), 3))).float()
     used = {"F": len(index)}
     return Segment(0, stream, Header(used=used), trim(stream, arrays, used))
+
+
+def shared_segment(seed=0, *, num_steps=8, num_envs=4):
+    """A segment with a global state, in which not every row decides at every step. Rows are two agents of an environment."""
+    made, rng = make_segment(seed, spec=SHARING, num_steps=num_steps, num_envs=num_envs), make_rng(seed, "shared")
+    spec = replace(made.spec, fields={**made.spec.fields, ACTIVE: FieldSpec(("T1", "B"), torch.bool)}, unit_rows=2)
+    arrays = type(made.arrays)(made.arrays)
+    for key in ("shared/seen", "final_shared/seen"):
+        arrays[key] = torch.from_numpy(rng.normal(size=arrays[key].shape)).float()
+    arrays["shared/agent"] = torch.eye(2).repeat(num_envs // 2, 1).expand(num_steps + 1, -1, -1).clone()
+    arrays["final_shared/agent"] = torch.eye(2)[arrays["final_index"] % 2]
+    arrays[ACTIVE] = torch.from_numpy(rng.random((num_steps + 1, num_envs)) < 0.7)
+    return Segment(0, spec, made.header, arrays)
 
 
 def credit_loop(net, data, *, gamma, lam, rho_bar=None, c_bar=None, weighted=True):

@@ -16,6 +16,7 @@ from runnel.agents.appo import APPOConfig, APPOLearner
 from runnel.agents.ddpg import DDPGConfig, DDPGLearner
 from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
+from runnel.agents.mappo import MAPPOConfig, MAPPOLearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
@@ -40,6 +41,7 @@ def replayed(kind: type, actor: type, config: Any) -> Any:
 MAKE: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "ppo": (PPOConfig(num_epochs=2, num_minibatches=2), lambda c: PPOLearner(c, make_net(), seed=1)),
     "appo": (APPOConfig(num_epochs=2, num_minibatches=2), lambda c: APPOLearner(c, make_net(), seed=1)),
+    "mappo": (MAPPOConfig(num_epochs=2, num_minibatches=2), lambda c: MAPPOLearner(c, make_net(), seed=1)),
     "a2c": (A2CConfig(), lambda c: A2CLearner(c, make_net())),
     "impala": (IMPALAConfig(), lambda c: IMPALALearner(c, make_net())),
     "dqn": (DQNConfig(target_every=2, huber=1.0), lambda c: DQNLearner(c, c.network(CHOICE, NET, seed=0))),
@@ -50,6 +52,7 @@ MAKE: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 VALUES: dict[str, Any] = {
     "num_epochs": 3,
     "value_clip": 0.01,
+    "huber_delta": 0.05,
     "dual_clip": 1.1,
     "target_every": 5,
     "actor_delay": 5,
@@ -69,7 +72,7 @@ def another(config: Any, field: str) -> Any:
 
 
 def data(name: str, seed: int) -> Any:
-    if name in ("ppo", "appo", "a2c", "impala"):
+    if name in ("ppo", "appo", "mappo", "a2c", "impala"):
         return {"trajectories": [make_segment(seed)]}
     return {"replay": [segment(seed, spec=CHOICE if name == "dqn" else BOX)]}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from made_ranks import together
 from made_segments import BOX as WIDE
-from made_segments import COSTLY, make_net, make_segment
+from made_segments import COSTLY, SHARING, make_net, make_segment, shared_segment
 from replay_segments import BOX, CHOICE, segment
 
 from runnel.agents.a2c import A2CConfig, A2CLearner
@@ -20,6 +20,7 @@ from runnel.agents.cip import CIPConfig, CIPLearner
 from runnel.agents.ddpg import DDPGConfig, DDPGLearner
 from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
+from runnel.agents.mappo import MAPPOConfig, MAPPOLearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.ppo_lagrangian import LagrangianConfig, PPOLagrangianLearner
 from runnel.agents.rlpd import RLPDConfig, RLPDLearner
@@ -29,6 +30,8 @@ from runnel.core.contracts.learning import Collective, HasRng, SingleProcess
 from runnel.core.records import Batch, Header, Segment
 from runnel.core.sharding.batch_split import share_of
 from runnel.data.offline import imitation_stream
+from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.central import central_body
 from runnel.nets.continuous import CategoricalActor, DeterministicActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.cost_critics import CostCritics
 from runnel.nets.layers import NetConfig
@@ -44,6 +47,13 @@ def ppo(ranks: Collective) -> PPOLearner:
 
 def ppo_of_boxes(ranks: Collective) -> PPOLearner:
     return PPOLearner(PPOConfig(num_epochs=1, num_minibatches=1, target_kl=0.5), make_net(WIDE), seed=1, collective=ranks)
+
+
+def mappo(ranks: Collective) -> MAPPOLearner:
+    """Its returns are of all ranks before any of them learns on their scale."""
+    body = central_body(SHARING, NET, seed=0)
+    net = ActorCritic(SHARING, body, normalise_obs=True)
+    return MAPPOLearner(MAPPOConfig(num_epochs=2, value_clip=0.05, value_decay=0.9), net, seed=1, collective=ranks)
 
 
 def ppo_lagrangian(ranks: Collective) -> PPOLagrangianLearner:
@@ -139,6 +149,7 @@ def played(spec: Any = None) -> list[Segment]:
 LEARNERS: dict[str, tuple[Make, Callable[[], list[Segment]]]] = {
     "ppo": (ppo, played),
     "ppo of boxes": (ppo_of_boxes, lambda: played(WIDE)),
+    "mappo": (mappo, lambda: [shared_segment(seed) for seed in (1, 2)]),
     "ppo_lagrangian": (ppo_lagrangian, lambda: played(COSTLY)),
     "appo": (appo, played),
     "a2c": (a2c, played),

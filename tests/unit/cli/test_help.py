@@ -13,6 +13,7 @@ from runnel.run.registry import RECIPES, load_recipe
 MOST = dict.fromkeys(RECIPES, 30) | {
     "appo": 32,
     "ppo_lagrangian": 34,
+    "mappo": 34,
     "dqn": 34,
     "drm": 37,
     "cip": 32,
@@ -20,7 +21,7 @@ MOST = dict.fromkeys(RECIPES, 30) | {
     "token_ppo": 33,
     "rlpd": 34,
 }
-"""Fields before "advanced". APPO, PPO-Lagrangian, DQN, DrM, CIP, GBRL and RLPD have more settings of their own, PPO on
+"""Fields before "advanced". APPO, PPO-Lagrangian, MAPPO, DQN, DrM, CIP, GBRL and RLPD have more settings of their own, PPO on
 tokens has two algorithms' worth."""
 
 

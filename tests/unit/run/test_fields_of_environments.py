@@ -41,6 +41,11 @@ BASE: dict[str, dict[str, Any]] = {
         "teams": ("sender|a=one", "receiver|b=two"),
         **{"ppo.num_minibatches": 2, "ppo.num_epochs": 2, "ppo.lr": 0.05},
     },
+    "mappo": {
+        **{name: value for name, value in ENV.items() if name != "vector.backend"},
+        "teams": ("sender|a=one", "receiver|b=two"),
+        **{"ppo.num_minibatches": 2, "ppo.num_epochs": 2, "ppo.lr": 0.05},
+    },
     "dqn": {
         **REPLAY,
         "dqn.batch_size": 8,
@@ -203,6 +208,7 @@ OF: dict[str, dict[str, Try]] = {
     "sac": {"env": Try("MountainCarContinuous-v0"), "env_kwargs": Try({"g": 5.0}), "net.core_size": Try()},
 }
 OF["ippo"]["net.critic_only"] = Try(("luck",), {"env": "team_frames:Lucks"})
+OF["mappo"] = {**OF["ippo"], "ppo.huber_delta": Try(0.01), "ppo.value_decay": Try(0.1), "ppo.max_grad_norm": Try(0.1)}
 CONTROL = {
     name: replace(how, given={**how.given, "env_kwargs": {"stack": 2, **how.given.get("env_kwargs", {}), "box": True}})
     for name, how in TRIES.items()

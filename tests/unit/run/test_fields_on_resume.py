@@ -31,6 +31,7 @@ from runnel.track.folder import RunFolder
 OWN = {
     "ppo": ("ppo.",),
     "appo": ("appo.rho_bar", "appo.c_bar"),
+    "mappo": ("ppo.huber_delta",),
     "dqn": ("dqn.", "replay."),
     "sac": ("sac.",),
     "td3": ("td3.",),

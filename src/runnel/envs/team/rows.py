@@ -13,6 +13,7 @@ from runnel.core.state import Array
 from runnel.envs.bounds import Bounds
 from runnel.envs.spaces import MASK, Action, Info, Obs, mask_in_obs, obs_leaves
 from runnel.envs.team.base import RowMemory
+from runnel.envs.team.global_state import GlobalState, has_shared
 from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.vector.contract import StepOut
 from runnel.envs.vector.cpu_base import obs_writer
@@ -31,6 +32,7 @@ class PolicyRows(RowMemory):
         self._leaves = leaves = obs_leaves(space)
         self._write, self._write_last = obs_writer(leaves, self._obs), obs_writer(leaves, self._final)
         self._bounds, self._mask_in_obs = Bounds(leaves), mask_in_obs(space)
+        self._shared = GlobalState(env, side.agents) if has_shared(side.spec) else None
         self.convert: Callable[[Array], list[Action]] = action_rows(side.spec.action)
 
     def actions(self, raw: Array) -> list[Action]:
@@ -45,6 +47,18 @@ class PolicyRows(RowMemory):
             self.now.reward[row] = source.rewards.get(agent, 0.0)
             if agent in source.flags:
                 self._end(row, source.flags[agent], obs[agent], infos.get(agent, {}))
+        if self._shared is not None and any(agent in source.flags for agent in self.side.agents):
+            self._share_ends(env, self._shared.at_end(source, obs))
+
+    def _share_ends(self, env: int, found: Mapping[str, Array]) -> None:
+        """The global state beside the final observations of environment `env`, whose rows were written last."""
+        rows, num_agents = self.out.final_rows, len(self.side.agents)
+        assert rows is not None
+        assert self._shared is not None
+        for place in reversed(range(len(rows))):
+            if rows[place] // num_agents != env:
+                break
+            self._shared.write(self._final, place, found, agent=rows[place] % num_agents)
 
     def _end(self, row: int, flags: tuple[bool, bool], obs: Obs, info: Info) -> None:
         rows = self.out.final_rows
@@ -60,13 +74,16 @@ class PolicyRows(RowMemory):
         """What the agents of environment `env` see before their next decision; `first`: of an episode."""
         obs, infos = seen
         live = set(source.live)
-        for agent in self.side.agents:
+        shared = self._shared.now(source, obs) if self._shared is not None and live & {*self.side.agents} else {}
+        for place, agent in enumerate(self.side.agents):
             row = self.row(env, agent)
             self.now.active[row] = agent in live
             if agent not in live:
                 self._blank(row)
                 continue
             self._write(row, obs[agent])
+            if self._shared is not None:
+                self._shared.write(self._obs, row, shared, agent=place)
             if self.now.mask is not None:
                 raw = obs[agent][MASK] if self._mask_in_obs else infos.get(agent, {}).get(MASK)
                 if raw is None:

@@ -1,4 +1,4 @@
-"""A tiny environment of two agents, with PettingZoo's parallel API, for tests and examples."""
+"""Tiny environments of two agents, with PettingZoo's parallel API, for tests and examples."""
 
 from __future__ import annotations
 
@@ -73,3 +73,49 @@ class Whisper:
     @staticmethod
     def _told(obs: ByAgent, rewards: ByAgent, *, over: tuple[str, ...]) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
         return obs, rewards, {agent: agent in over for agent in obs}, dict.fromkeys(obs, False), {agent: {} for agent in obs}
+
+
+class Secret:
+    """Two agents see one of `num_symbols` symbols each, and are to say it; both get the share of those that are right. Each
+    also holds half of a secret, a sign: `luck` times the product of both signs is paid beside.
+
+    Neither sign alone says anything of the product. So to one agent that luck is noise, and a critic of both halves knows it.
+    """
+
+    possible_agents = ("left", "right")
+
+    def __init__(self, num_symbols: int = 4, luck: float = 5.0) -> None:
+        if num_symbols < 2:
+            raise ConfigError("env_kwargs.num_symbols", num_symbols, "use at least 2")
+        self.num_symbols, self.luck = num_symbols, luck
+        self.agents: list[str] = []
+        self._rng = np.random.default_rng(0)
+        self._symbols: NDArray[np.int64] = np.zeros(2, np.int64)
+        self._signs: NDArray[np.float32] = np.ones(2, np.float32)
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        """The symbol and the sign."""
+        return spaces.Box(-1.0, 1.0, (self.num_symbols + 1,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space:
+        """A symbol."""
+        return spaces.Discrete(self.num_symbols)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[ByAgent, ByAgent]:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self.agents, self._symbols = list(self.possible_agents), self._rng.integers(self.num_symbols, size=2)
+        self._signs = self._rng.choice(np.array([-1.0, 1.0], np.float32), size=2)
+        return self._seen(), {agent: {} for agent in self.agents}
+
+    def _seen(self) -> ByAgent:
+        hot = np.eye(self.num_symbols, dtype=np.float32)[self._symbols]
+        return {agent: np.append(hot[i], self._signs[i]) for i, agent in enumerate(self.possible_agents)}
+
+    def step(self, actions: ByAgent) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+        said = np.array([int(actions[agent]) for agent in self.possible_agents])
+        paid = float((said == self._symbols).mean() + self.luck * self._signs.prod())
+        self.agents = []
+        everybody = self.possible_agents
+        over = dict.fromkeys(everybody, True), dict.fromkeys(everybody, False)
+        return self._seen(), dict.fromkeys(everybody, paid), *over, {agent: {} for agent in everybody}
