@@ -136,6 +136,10 @@ class StartedEnv(gym.Wrapper):  # type: ignore[misc]
             self.unwrapped.np_random, _ = seeding.np_random(seed)
         return found["obs"], dict(found["info"])
 
+    def went_on(self, steps: int) -> None:
+        """Its episode, which has just begun, is so many steps further: somebody has set the state that it has there."""
+        self._left = max(self._left - steps, 0)
+
     def step(self, action: Action) -> StepResult:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._last = (obs, info)
@@ -147,7 +151,7 @@ class StartedEnv(gym.Wrapper):  # type: ignore[misc]
     def save(self) -> bytes:
         """The state as it is now, with what the environment shows in it."""
         obs, info = self._last
-        shown = {MASK: np.asarray(info[MASK])} if MASK in info else {}
+        shown = {MASK: info[MASK]} if MASK in info else {}
         try:
             return to_bytes({"state": self._part.get_state(), "obs": obs, "info": shown})
         except CheckpointError as error:

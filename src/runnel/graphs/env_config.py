@@ -148,6 +148,7 @@ class EnvConfig(RunConfig):
             found["vector"] = "a tensor environment steps all its copies at once"
             own = "a tensor environment declares its own (spec.channels)"
             found |= {"channels.rewards": own, "channels.costs": own}
+            found.setdefault("curriculum.cut", "a tensor environment has one limit for all its episodes")
         if self.wrappers and not self.env.startswith("live:") and (why := why_not_wrapped(self.env)):
             found["wrappers"] = why
         if self.net.core == "none":
@@ -199,6 +200,9 @@ class EnvConfig(RunConfig):
         self.channels.check()
         if self.wrappers and self.vector.backend in ("gymnasium", "envpool"):
             fix = "it steps all copies at once, and none of them in wrappers; use serial, processes or auto"
+            raise ConfigError("vector.backend", self.vector.backend, fix)
+        if self.curriculum.kind != "off" and self.vector.backend in ("gymnasium", "envpool"):
+            fix = "only environments that are reset one by one can be told what to play; use serial, processes or auto"
             raise ConfigError("vector.backend", self.vector.backend, fix)
         if self.curriculum.kind == "plr" and self.placement.trainers > 1:
             fix = "plr scores tasks by what one learner makes of the whole batch; use 1, or another kind of curriculum"

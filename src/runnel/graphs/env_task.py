@@ -219,6 +219,9 @@ class EnvTask:
 
     def player(self, make_net: Callable[[], AgentNet], plan: PlayConfig) -> EpisodePlayer:
         """Plays whole episodes with the rewards of training, as `plan` says."""
+        if plan.states_every and (frames := self._vector.frame_stack):
+            fix = f"a run that stacks frames (vector.frame_stack {frames}) begins at no state: those before it are not known"
+            raise ConfigError("states_every", plan.states_every, f"{fix}; use 0")
         net, seed = make_net(), make_seed(self._config.seed, "data", plan.seed)
 
         def vector() -> VectorEnv:
