@@ -118,6 +118,8 @@ class StartedEnv(gym.Wrapper):  # type: ignore[misc]
         number, record = int(options.pop("task", (-1,))[0]), options.pop("state", None)
         first = self.env.reset(seed=seed, options=options or None)
         if number >= 0:
+            if number >= len(self._states):
+                raise DataError(f"start state {number} is not there; there are {len(self._states)}, counted from 0")
             record = self._states[number]
         self._left = 0 if record is None else self._cut
         self._last = first if record is None else self._begin(record, seed, f"start state {number}" if number >= 0 else "state")

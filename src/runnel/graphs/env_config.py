@@ -201,9 +201,6 @@ class EnvConfig(RunConfig):
         if self.wrappers and self.vector.backend in ("gymnasium", "envpool"):
             fix = "it steps all copies at once, and none of them in wrappers; use serial, processes or auto"
             raise ConfigError("vector.backend", self.vector.backend, fix)
-        if self.curriculum.kind != "off" and self.vector.backend in ("gymnasium", "envpool"):
-            fix = "only environments that are reset one by one can be told what to play; use serial, processes or auto"
-            raise ConfigError("vector.backend", self.vector.backend, fix)
         if self.curriculum.kind == "plr" and self.placement.trainers > 1:
             fix = "plr scores tasks by what one learner makes of the whole batch; use 1, or another kind of curriculum"
             raise ConfigError("placement.trainers", self.placement.trainers, fix)

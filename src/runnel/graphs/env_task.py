@@ -174,6 +174,9 @@ class EnvTask:
         if space is None:
             fix = f"{self.name} declares no task_space, so nothing can be told to it; give it one, or use off"
             raise ConfigError("curriculum.kind", config.kind, fix)
+        if self._vector.backend in ("gymnasium", "envpool"):
+            fix = "only environments that are reset one by one can be told what to play; use serial or processes"
+            raise ConfigError("vector.backend", self._vector.backend, fix)
         return partial(config.source, space, seed), partial(config.history, space, seed)
 
     @property

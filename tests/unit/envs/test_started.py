@@ -218,6 +218,8 @@ def test_states_that_do_not_fit_are_named() -> None:
         env = StartedEnv(gym.make("CartPole-v1"), states)
         with pytest.raises(DataError, match=match):
             env.reset(seed=1, options={"task": [len(states) - 1]})
+    with pytest.raises(DataError, match="start state 2 is not there; there are 2, counted from 0"):
+        env.reset(options={"task": [2]})
     tensors = make_tensor_env("tensor:CartPole-v1")
     for given, match in ((record, "which has other leaves"), (b"nothing", "start state 0 is damaged")):
         with pytest.raises(DataError, match=match):
