@@ -266,12 +266,12 @@ def test_what_cannot_be_played_is_refused(tmp_path: Path, capsys: pytest.Capture
             rl.add_tasks(path, [rl.Example("xyz", columns={"x": {1, 2}})])
         assert not RunFolder(path).orders.exists()
         held_out = {**example_data(NEW[0]), "prompt": "adg"}
-        for number, tasks in enumerate(([held_out], [{"prompt": "x"}], "x")):
+        for number, tasks in enumerate(([held_out], [{"prompt": "x"}], "x", [{**held_out, "prompt": [1]}])):
             RunFolder(path).add_order({"op": "tasks", "id": str(number), "tasks": tasks})
 
     play(run, {2: try_all}, total_updates=4)
     rows = [json.loads(line) for line in (run / "tasks.jsonl").read_text().splitlines()]
-    assert [list(row) for row in rows] == [["order", "refused"]], "the other two are no orders"
+    assert [list(row) for row in rows] == [["order", "refused"]], "the others are no orders"
     assert "is one of the evaluation" in rows[0]["refused"]
     warned = [r["text"] for r in RunFolder(run).read_rows()[0] if r["kind"] == "event" and r["level"] == "warning"]
     assert [text.startswith("refused: example 0 of an order: the prompt 'adg'") for text in warned] == [True]

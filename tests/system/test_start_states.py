@@ -18,6 +18,8 @@ from runnel.core.contracts.tasks import Turn
 from runnel.core.errors import DataError
 from runnel.data.dataset import Dataset
 from runnel.envs.curricula.start_states import StartTasks, group_states
+from runnel.envs.vector import VectorConfig
+from runnel.graphs.experiment import PlayConfig
 
 ENVS = Path(__file__).parents[1] / "unit" / "envs"
 WALK = f"{ENVS / 'saved_env.py'}:Walk"
@@ -217,10 +219,27 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert not list(tmp_path.iterdir())
 
 
+def test_an_episode_of_tensors_is_not_cut(states: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(rl.ConfigError, match=r"curriculum\.cut = 5: .*a tensor environment has one limit"):
+        train(tmp_path, "bad", states["tensors"], env="tensor:CartPole-v1", curriculum={"cut": 5})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_plans_an_episode_from_its_beginning_takes_no_states(states: dict[str, str], tmp_path: Path) -> None:
+    given = {"kind": "states", "states": states["pole"], "until": 1.0}
+    with pytest.raises(rl.ConfigError, match=r"curriculum\.kind = 'states': an episode is planned"):
+        rl.train("sqirl", env="CartPole-v1", out=str(tmp_path), curriculum=given)
+
+
 def test_states_are_not_recorded_where_they_cannot_be(tmp_path: Path) -> None:
     run = rl.train("ppo", env=f"{ENVS / 'saved_env.py'}:NoState", out=str(tmp_path), **{**TINY, "eval": {"episodes": 1}})
     with pytest.raises(rl.ConfigError, match=r"its state cannot be saved.*get_state\(\)"):
         rl.record_data(run.path, tmp_path / "data", states_every=1)
-    with pytest.raises(rl.ConfigError, match="states_every = -1"):
-        rl.record_data(run.path, tmp_path / "data", states_every=-1)
+    for name, value in (("states_every", -1), ("seed", -1), ("seed", 1.5)):
+        with pytest.raises(rl.ConfigError, match=f"{name} = {value}: use a whole number, at least 0"):
+            rl.record_data(run.path, tmp_path / "data", **{"states_every": 1, name: value})
+    stacked = rl.EnvConfig(total_steps=1, vector=VectorConfig(frame_stack=2))
+    task = rl.EnvTask(f"{ENVS / 'saved_env.py'}:Picture", stacked)
+    with pytest.raises(rl.ConfigError, match=r"states_every = 3: a run that stacks frames \(vector\.frame_stack 2\)"):
+        task.player(pytest.fail, PlayConfig(1, 0, 10, 3))
     assert not (tmp_path / "data").exists()

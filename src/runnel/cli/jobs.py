@@ -140,7 +140,11 @@ def set_live(args: list[str]) -> int:
     )
     add_trust(parser)
     parsed = parser.parse_args(args)
-    settings = dict(_setting(word) for word in parsed.settings)
+    settings: dict[str, object] = {}
+    for name, value in map(_setting, parsed.settings):
+        if name in settings:
+            raise ConfigError(name, value, f"is given twice, and was {settings[name]!r} before; give one value")
+        settings[name] = value
     change_settings(parsed.run, settings, trust=parsed.trust)
     folder = _running(parsed.run)
     print(f"asked for {', '.join(parsed.settings)}; the run says when that is done (runnel logs {folder.path})")

@@ -16,6 +16,9 @@ from runnel.track.folder import RunFolder
 OF_ONE_RUN = ("out", "name", "tags")
 """Fields of a config.json that name its run. They do not say how the run was trained."""
 
+DIGESTS = {"data": "data_digest", "curriculum.states": "curriculum.states_digest"}
+"""Folders that a run is made with, and where its config.json says what was in them. A new run may have others."""
+
 
 def read_overlay(args: list[str], recipe: str, *, without: Collection[str] = ()) -> JsonObject:
     """Read the file of `--config`; an empty dict without the flag.
@@ -35,8 +38,15 @@ def read_overlay(args: list[str], recipe: str, *, without: Collection[str] = ())
             _check_recipe(path, recipe)
             given = {"recipe", *flag_names(args)}
             check_code(path.parent, recipe, data, trust="--trust" in args, given=given, training=True)
-            return {field: value for field, value in data.items() if field not in (*OF_ONE_RUN, *without)}
+            other = [digest for folder, digest in DIGESTS.items() if folder in given]
+            return _without(data, (*OF_ONE_RUN, *without, *other))
     return {}
+
+
+def _without(data: JsonObject, names: Collection[str], group: str = "") -> JsonObject:
+    """`data` without the fields `names`, which are dotted for fields of a group."""
+    kept = {field: value for field, value in data.items() if f"{group}{field}" not in names}
+    return {k: _without(v, names, f"{group}{k}.") if isinstance(v, dict) else v for k, v in kept.items()}
 
 
 def budgets_named(args: list[str], overlay: Settings) -> set[str]:

@@ -77,7 +77,8 @@ def to_bytes(state: State) -> bytes:
 
     tensors: dict[str, Tensor] = {}
     text = json.dumps(encode(state, tensors))
-    return bytes(save(tensors, metadata={_TEXT: text}))
+    own = {name: x.clone() for name, x in tensors.items()}  # a file of safetensors holds none twice
+    return bytes(save(own, metadata={_TEXT: text}))
 
 
 def from_bytes(data: bytes) -> State:

@@ -331,18 +331,26 @@ class DatasetWriter:
         self, folder: str | Path, spec: EnvSpec, source: Source, *, setting: str = "folder", states: bool = False
     ) -> None:
         self.folder, self._spec, self._source = Path(folder), spec, source
-        if self.folder.exists():
-            raise ConfigError(setting, str(folder), "exists already, and a data set never changes; give another name")
+        self._setting = setting
+        if os.path.lexists(self.folder):
+            raise self._exists()
         self._columns = columns_of(spec, states=states)
         self._counts = dict.fromkeys(self._columns, 0)
         self._files: dict[str, IO[bytes]] = {}
+        try:
+            with told_if_refused(self.folder.parent):
+                self.folder.parent.mkdir(parents=True, exist_ok=True)
+                self._own = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}-", dir=self.folder.parent))
+        except OSError as error:  # its parent is a file, say, or the name is too long
+            raise ConfigError(setting, str(folder), f"cannot be made ({error.strerror}); give another place") from error
         with told_if_refused(self.folder.parent):
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self._own = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}-", dir=self.folder.parent))
             self._own.chmod(0o755)
             for name in self._columns:
                 self._files[name] = (self._own / _file_name(name)).open("wb")
                 self._write_header(name)
+
+    def _exists(self) -> ConfigError:
+        return ConfigError(self._setting, str(self.folder), "exists already, and a data set never changes; give another name")
 
     def __enter__(self) -> Self:
         return self
@@ -360,10 +368,14 @@ class DatasetWriter:
     def add(self, episode: Mapping[str, Array]) -> None:
         """Append an episode: its columns (`columns_of`) but `length`; with states, also those of `state_columns`. Raises a
         `DataError` for what breaks their contract."""
+        if {*episode} != {*self._columns} - {LENGTH}:
+            due = ", ".join(sorted({*self._columns} - {LENGTH}))
+            raise DataError(f"episode {self.num_episodes} has the columns {', '.join(sorted(episode))}; give {due}")
         arrays = {**episode, LENGTH: np.array([len(episode["action"])])}
         rows: dict[Unit, int] = {"observation": len(arrays["action"]) + 1, "step": len(arrays["action"]), "episode": 1}
         if STATE_END in self._columns:
             rows |= {"state": len(arrays[STATE_END]), "byte": len(arrays[STATE_BYTES])}
+            self._check_states(np.asarray(arrays[STATE_STEP]), np.asarray(arrays[STATE_END]), rows)
             arrays[STATE_STEP] = np.asarray(arrays[STATE_STEP]) + self._counts["action"]
             arrays[STATE_END] = np.asarray(arrays[STATE_END]) + self._counts[STATE_BYTES]
         for name, column in self._columns.items():
@@ -378,16 +390,26 @@ class DatasetWriter:
                 self._files[name].write(np.ascontiguousarray(array).tobytes())
                 self._counts[name] += len(array)
 
+    def _check_states(self, steps: Array, ends: Array, rows: Mapping[Unit, int]) -> None:
+        inside = all(0 <= t < rows["step"] for t in steps) and (np.diff(steps) > 0).all()
+        if not inside or (np.diff(ends, prepend=0) < 1).any() or rows["byte"] != (ends[-1] if len(ends) else 0):
+            told = f"their steps rise from 0 to {rows['step'] - 1} at most, and their ends to the number of all bytes"
+            raise DataError(f"episode {self.num_episodes}, its states: {told} (rl.data.state_columns makes the columns)")
+
     def _checked(self, name: str, column: Column, array: Array, rows: int) -> Array:
         kind = _type_name(column.spec)
         where = f"episode {self.num_episodes}, column {name!r}"
         empty = column.unit == "step" and not rows
         if array.shape != (rows, *column.spec.shape) or empty:
             raise DataError(f"{where} is {list(array.shape)}; expected {[rows, *column.spec.shape]}, and at least one step")
+        if not np.can_cast(array.dtype, kind, casting="same_kind"):
+            raise DataError(f"{where} is of type {array.dtype}; give it as {kind}")
+        with np.errstate(over="ignore"):  # what is too large for its type is not finite
+            array = array.astype(kind, copy=False)
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             step = int(np.argwhere(~np.isfinite(array))[0][0])
             raise DataError(f"{where} is not finite at entry {step}; a learner would break on it")
-        return array if str(array.dtype) == kind else array.astype(kind, casting="same_kind")
+        return array
 
     def finish(self, **about: object) -> Dataset:
         """Complete the folder; `about` says where the data come from (run, version, seed, ...)."""
@@ -405,6 +427,8 @@ class DatasetWriter:
             told = {"episodes": self.num_episodes, "steps": self._counts["action"], "about": about}
             text = json.dumps({"digest": _digest(found), **told, **found}, indent=2)
             (self._own / MANIFEST).write_text(text + "\n", "utf-8")
+            if os.path.lexists(self.folder):  # somebody else has made it meanwhile
+                raise self._exists()
             self._own.rename(self.folder)
         return Dataset.open(self.folder)
 

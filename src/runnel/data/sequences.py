@@ -14,9 +14,10 @@ import torch
 
 from runnel.core.records import FieldSpec, StreamSpec
 from runnel.core.state import Array
+from runnel.core.trajectories import TASK_ID, TASK_PARAMS, TASK_RETURN
 from runnel.data.store import SegmentStore
 
-_NOT_REPLAYED = ("logprob", "policy_version", "terminated", "truncated")
+_NOT_REPLAYED = ("logprob", "policy_version", "terminated", "truncated", TASK_ID, TASK_PARAMS, TASK_RETURN)
 
 
 def sequence_stream(

@@ -413,6 +413,8 @@ def make_vector(
             env = starts.on_tensors(env)
         return TensorVector(env, num_envs, seed=seed, index0=index0, device=device, tasks=tasks)
     if starts is not None:
+        if why := why_not_wrapped(target):
+            raise ConfigError("env", env_name(target), f"its state cannot be saved in the middle of an episode: {why}")
         target = with_wrappers(target, [starts])
     frames = 0 if config is None else config.frame_stack
     source = make_source(target, kwargs=kwargs, frame_stack=frames, channels=channels)

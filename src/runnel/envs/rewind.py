@@ -31,10 +31,12 @@ class Stateful(Protocol):
 
 
 def stateful_part(env: gym.Env) -> Stateful | None:
-    """The layer of `env` that can save itself, if the wrappers around it hold no more than a step count; else None."""
+    """The layer of `env` that can save itself, if the wrappers around it hold no more than step counts; else None."""
     from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-    while isinstance(env, OrderEnforcing | PassiveEnvChecker | TimeLimit):
+    from runnel.envs.started import StartedEnv  # that module imports this one
+
+    while isinstance(env, OrderEnforcing | PassiveEnvChecker | TimeLimit | StartedEnv):
         env = env.env
     return env if isinstance(env, Stateful) else None
 
@@ -65,6 +67,8 @@ def load_env(
     """Restore `env`, by its own `state` or by playing `actions`. Returns the last observation of a replay, else None."""
     from gymnasium.wrappers import TimeLimit
 
+    from runnel.envs.started import StartedEnv
+
     obs, _ = reset_to(env, seed, task)
     progressed()
     part = stateful_part(env)
@@ -73,6 +77,8 @@ def load_env(
         while env is not part:
             if isinstance(env, TimeLimit):  # its step count is the one thing that the inner state does not have
                 env._elapsed_steps = length
+            elif isinstance(env, StartedEnv):
+                env.went_on(length)
             env = env.env
         return None
     for step, action in enumerate(actions, start=1):

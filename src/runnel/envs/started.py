@@ -118,6 +118,8 @@ class StartedEnv(gym.Wrapper):  # type: ignore[misc]
         number, record = int(options.pop("task", (-1,))[0]), options.pop("state", None)
         first = self.env.reset(seed=seed, options=options or None)
         if number >= 0:
+            if number >= len(self._states):
+                raise DataError(f"start state {number} is not there; there are {len(self._states)}, counted from 0")
             record = self._states[number]
         self._left = 0 if record is None else self._cut
         self._last = first if record is None else self._begin(record, seed, f"start state {number}" if number >= 0 else "state")
@@ -136,6 +138,10 @@ class StartedEnv(gym.Wrapper):  # type: ignore[misc]
             self.unwrapped.np_random, _ = seeding.np_random(seed)
         return found["obs"], dict(found["info"])
 
+    def went_on(self, steps: int) -> None:
+        """Its episode, which has just begun, is so many steps further: somebody has set the state that it has there."""
+        self._left = max(self._left - steps, 0)
+
     def step(self, action: Action) -> StepResult:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._last = (obs, info)
@@ -147,7 +153,7 @@ class StartedEnv(gym.Wrapper):  # type: ignore[misc]
     def save(self) -> bytes:
         """The state as it is now, with what the environment shows in it."""
         obs, info = self._last
-        shown = {MASK: np.asarray(info[MASK])} if MASK in info else {}
+        shown = {MASK: info[MASK]} if MASK in info else {}
         try:
             return to_bytes({"state": self._part.get_state(), "obs": obs, "info": shown})
         except CheckpointError as error:

@@ -174,6 +174,8 @@ def evaluate_in(policy: Policy, env: gym.Env, *, episodes: int, seed: int, max_s
     for name, value in (("episodes", episodes), ("max_steps", max_steps)):
         if not isinstance(value, Integral) or value < 1:
             raise ConfigError(name, value, "use a whole number, at least 1")
+    if not isinstance(seed, Integral) or seed < 0:
+        raise ConfigError("seed", seed, "use a whole number, at least 0")
     result = result_of([_play(policy, env, make_seed(seed, "evaluate", i), max_steps) for i in range(episodes)])
     for text in incomplete(result.extra):
         warnings.warn(text, stacklevel=4)

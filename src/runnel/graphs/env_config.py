@@ -148,6 +148,7 @@ class EnvConfig(RunConfig):
             found["vector"] = "a tensor environment steps all its copies at once"
             own = "a tensor environment declares its own (spec.channels)"
             found |= {"channels.rewards": own, "channels.costs": own}
+            found.setdefault("curriculum.cut", "a tensor environment has one limit for all its episodes")
         if self.wrappers and not self.env.startswith("live:") and (why := why_not_wrapped(self.env)):
             found["wrappers"] = why
         if self.net.core == "none":

@@ -174,6 +174,9 @@ class EnvTask:
         if space is None:
             fix = f"{self.name} declares no task_space, so nothing can be told to it; give it one, or use off"
             raise ConfigError("curriculum.kind", config.kind, fix)
+        if self._vector.backend in ("gymnasium", "envpool"):
+            fix = "only environments that are reset one by one can be told what to play; use serial or processes"
+            raise ConfigError("vector.backend", self._vector.backend, fix)
         return partial(config.source, space, seed), partial(config.history, space, seed)
 
     @property
@@ -219,6 +222,9 @@ class EnvTask:
 
     def player(self, make_net: Callable[[], AgentNet], plan: PlayConfig) -> EpisodePlayer:
         """Plays whole episodes with the rewards of training, as `plan` says."""
+        if plan.states_every and (frames := self._vector.frame_stack):
+            fix = f"a run that stacks frames (vector.frame_stack {frames}) begins at no state: those before it are not known"
+            raise ConfigError("states_every", plan.states_every, f"{fix}; use 0")
         net, seed = make_net(), make_seed(self._config.seed, "data", plan.seed)
 
         def vector() -> VectorEnv:

@@ -34,6 +34,9 @@ class Config(rl.EnvConfig):
         if self.staleness.mode != "sync":
             fix = "which steps are random depends on the version, so data of an older one do not fit; use sync"
             raise rl.ConfigError("staleness.mode", self.staleness.mode, fix)
+        if self.curriculum.kind == "states":
+            fix = "an episode is planned step by step from its own beginning; use off or uniform, or another recipe"
+            raise rl.ConfigError("curriculum.kind", self.curriculum.kind, fix)
 
 
 def build(c: Config) -> rl.Experiment:

@@ -43,8 +43,9 @@ def record_data(
     for name, value in (("episodes", episodes), ("max_steps", max_steps)):
         if not isinstance(value, Integral) or value < 1:
             raise ConfigError(name, value, "use a whole number, at least 1")
-    if not isinstance(states_every, Integral) or states_every < 0:
-        raise ConfigError("states_every", states_every, "use a whole number; 0 saves no states")
+    for name, value, zero in (("seed", seed, ""), ("states_every", states_every, "; 0 saves no states")):
+        if not isinstance(value, Integral) or value < 0:
+            raise ConfigError(name, value, f"use a whole number, at least 0{zero}")
     source, module, saved = open_run(run, trust=trust)
     asked = {"eval.episodes": 1}
     experiment = registry.build_saved(module.name, override(override(module.Config(), saved), asked), asked)

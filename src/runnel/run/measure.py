@@ -25,6 +25,7 @@ from runnel.flow.inference.inline import InlineClient
 from runnel.flow.inference.mailboxes import InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.params import ChannelSubscriber, LocalChannel, load
 from runnel.flow.workers.actor import ActorWorker
+from runnel.graphs.env_config import EnvConfig
 from runnel.graphs.experiment import Experiment
 from runnel.graphs.run_config import EvalConfig, RunConfig
 from runnel.plan.costs import Costs, LinearCost
@@ -55,6 +56,8 @@ def endless(config: RunConfig) -> RunConfig:
     """The config for a run without an end, evaluations, checkpoints and sinks."""
     config = replace(config, total_steps=None, total_updates=ENDLESS, total_tokens=None)
     config = replace(config, eval=EvalConfig(episodes=0), track=(), sinks=SinksConfig())
+    if isinstance(config, EnvConfig) and config.curriculum.kind == "states":  # a part of a budget that there is not
+        config = override(config, {"curriculum.until": 1.0})
     return override(config, {"checkpoint": {"every": 0}})
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from runnel.core.config import default_at, flat, override
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.resolve import called, load_module
+from runnel.envs.curricula.config import CurriculumConfig
 from runnel.graphs.experiment import Experiment
 from runnel.graphs.run_config import RunConfig, one_budget
 from runnel.llm.tasks.config import DataConfig
@@ -64,6 +65,10 @@ def find_module(name: str, known: Mapping[str, str], *, field: str, parts: Colle
     return module
 
 
+_FILES = ("data", "pairs")
+"""Settings that are always a file or a folder, and never a name of ours."""
+
+
 def absolute_paths(config: RunConfig) -> RunConfig:
     """The config with full paths of user code (`file.py:name`), so that the run can be resumed and loaded from any folder."""
     changes: dict[str, Any] = {}
@@ -76,13 +81,14 @@ def absolute_paths(config: RunConfig) -> RunConfig:
         elif isinstance(value, tuple) and all(isinstance(v, str) for v in value):
             changes[f.name] = tuple(_absolute_code(v) for v in value)
         elif (
-            f.name in ("task", "model", "data")
+            f.name in ("task", "model", *_FILES)
             and isinstance(value, str)
-            and ("/" in value or "." in value)
+            and (f.name in _FILES or "/" in value or "." in value)
+            and value
             and Path(value).exists()
         ):
             changes[f.name] = str(Path(value).resolve())
-        elif isinstance(value, DataConfig):
+        elif isinstance(value, DataConfig | CurriculumConfig):
             changes[f.name] = value.absolute()
     return replace(config, **changes)
 

@@ -299,7 +299,9 @@ def are_tasks(found: object) -> bool:
     """Whether these are new tasks: prompts, each with an answer and columns."""
     kinds = {"prompt": str | list, "answer": str | None, "columns": dict}
     return isinstance(found, list) and all(
-        isinstance(task, dict) and all(name in task and isinstance(task[name], kind) for name, kind in kinds.items())
+        isinstance(task, dict)
+        and all(name in task and isinstance(task[name], kind) for name, kind in kinds.items())
+        and (isinstance(task["prompt"], str) or all(isinstance(message, dict) for message in task["prompt"]))
         for task in found
     )
 

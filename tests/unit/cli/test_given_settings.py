@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runnel.cli.main import main
+from runnel.cli.overlay import read_overlay
 from runnel.core.config import to_data
 from runnel.run.registry import configure, load_recipe
 from runnel.track.folder import RunFolder
@@ -81,3 +82,19 @@ def test_code_that_a_run_names_is_not_run_for_the_asking(run: RunFolder, capsys:
         assert "would import the module subprocess" in capsys.readouterr().err
     found = shown(capsys, "ppo", "--config", str(run.path), "--env", "CartPole-v1")
     assert found["env"] == "CartPole-v1", "what is given in its place is not asked about"
+
+
+def test_a_new_run_with_the_settings_of_another_may_have_other_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Only where it is given another folder: without, the folder must still hold what that run had."""
+    states = {"kind": "states", "states": "a", "states_digest": "b"}
+    config = configure(load_recipe("rlpd"), {"data": "c", "data_digest": "d", "curriculum": states})
+    RunFolder(tmp_path).write_config(to_data(config))
+    for words, digests in (
+        ((), ("d", "b")),
+        (("--data", "x"), ("", "b")),
+        (("--curriculum.states=y",), ("d", "")),
+        (("--data", "x", "--curriculum.states", "y"), ("", "")),
+    ):
+        found = read_overlay(["--config", str(tmp_path), *words], "rlpd")
+        assert (found.get("data_digest", ""), found["curriculum"].get("states_digest", "")) == digests
+    assert capsys.readouterr().err == ""

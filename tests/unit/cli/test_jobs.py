@@ -201,3 +201,8 @@ def test_attach_shows_a_run_until_it_ends(tmp_path, capsys):
     thread.join()
     assert "60 of 60 updates" in capsys.readouterr().out
     assert [r["kind"] for r in rows_of(folder, follow=False)][-1] == "end"
+
+
+def test_a_setting_is_given_one_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["set", str(tmp_path), "ppo.lr=1e-4", "ppo.lr=1e-3"]) == 2
+    assert "ppo.lr = 0.001: is given twice, and was 0.0001 before" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from made_sets import MASKED, SOURCE, SPEC, episode, make_set
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
+from runnel.core.state_columns import state_columns
 from runnel.data.dataset import Dataset, DatasetWriter, Source
 
 
@@ -88,6 +89,11 @@ BROKEN = {
     "shape": (lambda e: e.update(action=e["action"][:, None]), r"'action' is \[3, 1\]; expected \[3\]"),
     "no end": (lambda e: e.update(terminated=np.zeros(3, bool)), "must be true at its last step, and there only"),
     "two ends": (lambda e: e["truncated"].__setitem__(0, True), "must be true at its last step, and there only"),
+    "a column too few": (lambda e: e.pop("truncated"), "has the columns action, obs, .*; give action, obs, .*truncated"),
+    "a column too many": (lambda e: e.update({"costs/x": e["rewards/env"]}), "has the columns .*costs/x.*; give action"),
+    "flags as numbers": (lambda e: e.update(terminated=e["terminated"] * 1), "'terminated' is of type int64; give it as bool"),
+    "actions as floats": (lambda e: e.update(action=e["action"] * 1.0), "'action' is of type float64; give it as int64"),
+    "too large": (lambda e: e.update({"rewards/env": np.full(3, 1e300)}), "'rewards/env' is not finite at entry 0"),
     "no step": (lambda e: e.update(episode(0, 0, terminated=True)), "at least one step"),
 }
 
@@ -98,6 +104,32 @@ def test_episodes_that_break_the_contract_are_refused(case: str, tmp_path: Path)
     with DatasetWriter(tmp_path / "set", SPEC, SOURCE) as writer, pytest.raises(DataError, match=match):
         writer.add(spoiled(change))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "ends", "size"),
+    [([0, 3], [2, 4], 4), ([1, 0], [2, 4], 4), ([0, 0], [2, 4], 4), ([0, 1], [2, 2], 2), ([0, 1], [2, 4], 5), ([0], [2, 4], 4)],
+)
+def test_states_that_are_not_of_their_episode_are_refused(steps: list[int], ends: list[int], size: int, tmp_path: Path) -> None:
+    states = {"state/step": np.array(steps), "state/end": np.array(ends), "state/bytes": np.zeros(size, np.uint8)}
+    with DatasetWriter(tmp_path / "set", SPEC, SOURCE, states=True) as writer:
+        writer.add({**episode(0, 3, terminated=True), **state_columns({0: b"ab", 2: b"cd"})})
+        writer.add({**episode(0, 3, terminated=True), **state_columns({})})
+        with pytest.raises(DataError, match=r"episode 2"):
+            writer.add({**episode(0, 3, terminated=True), **states})
+
+
+def test_a_place_where_none_can_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for name in ("file", "file/below", "x" * 260):
+        with pytest.raises(ConfigError, match=r"folder = .*; give another"):
+            DatasetWriter(tmp_path / name, SPEC, SOURCE)
+    with DatasetWriter(tmp_path / "set", SPEC, SOURCE) as writer:
+        writer.add(episode(0, 3, terminated=True))
+        make_set(tmp_path / "set")
+        with pytest.raises(ConfigError, match=r"folder = .*exists already"):
+            writer.finish()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "set"]
 
 
 def test_a_set_without_an_episode_is_no_set(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Replay of sequences: whole rows with their state, final observations and n-step returns, against a plain account."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from made_rows import Player, expected
 from runnel.core.contracts.samples import Feedback
 from runnel.core.records import Header, Slot, trim
 from runnel.core.rng import make_rng
-from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
+from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec, TaskSpace
 from runnel.core.trajectories import trajectory_stream
 from runnel.data.sequences import SequenceStore, sequence_stream
 from runnel.data.store import ReplayConfig
@@ -80,6 +82,13 @@ def check_step(arrays, row, t, j, *, n, final):
     assert arrays["last"][t, j] == want["last"]
     assert arrays["rewards/env"][t, j].item() == pytest.approx(want["reward"], abs=1e-5)
     assert arrays["discount"][t, j].item() == pytest.approx(want["discount"], abs=1e-6)
+
+
+def test_what_is_not_replayed_is_no_field_of_a_batch():
+    spec = replace(SPEC, tasks=TaskSpace((0.0,), (1.0,)))
+    source = trajectory_stream(spec, num_steps=3, num_envs=2, logprob=False, state=STATE, tasks=True)
+    assert {name for name in source.fields if name.startswith("task/")} == {"task/id", "task/params", "task/return"}
+    assert not [name for name in sequence_stream(source, batch_size=2).fields if name.startswith("task/")]
 
 
 def test_priorities_are_of_rows():

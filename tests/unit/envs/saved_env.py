@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import gymnasium as gym
@@ -51,6 +52,38 @@ class LongerSteps(Walk):
     """Another version of it."""
 
     step_size = 2.0
+
+
+class OwnNoise(Walk):
+    """Draws its noise from a generator that no seed reaches, and that goes on from one episode to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = random.Random()
+
+    def _seen(self) -> Any:
+        obs, info = super()._seen()
+        return np.array([obs[0], self.noise.random()], np.float32), info
+
+    def get_state(self) -> State:
+        version, numbers, gauss = self.noise.getstate()
+        return {**super().get_state(), "noise": [version, list(numbers), gauss]}
+
+    def set_state(self, state: State) -> None:
+        super().set_state(state)
+        version, numbers, gauss = state["noise"]
+        self.noise.setstate((version, tuple(numbers), gauss))
+
+
+class Picture(Walk):
+    """Shows a picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (1, 8, 8), np.uint8)
+
+    def _seen(self) -> Any:
+        return np.full((1, 8, 8), 128 + int(self.x), np.uint8), {}
 
 
 class NoState(gym.Env):

@@ -11,18 +11,23 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
+from runnel.core.action_codec import read_mask
+from runnel.core.codec import from_bytes
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.state import State
 from runnel.core.trajectories import TASK_PARAMS
 from runnel.envs.device import TensorVector
 from runnel.envs.device.started import StartedTensors
 from runnel.envs.registry import make_tensor_env, make_vector
+from runnel.envs.spaces import action_spec
 from runnel.envs.started import StartedEnv
 from runnel.envs.starts import START_TASKS, SavesStates, Starts
 from runnel.envs.vector import VectorConfig, VectorEnv
 
 sys.path.insert(0, str(Path(__file__).parent))
-from saved_env import LongerSteps, NoState, Walk
+from saved_env import LongerSteps, NoState, OwnNoise, Walk
 
 OWN = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
 
@@ -64,6 +69,35 @@ def test_its_first_observation_and_mask_are_those_of_the_state(how: dict[str, bo
             assert all(np.array_equal(one[k], two[k]) for k in one)
 
 
+@pytest.mark.parametrize(
+    "mask", [(np.array([1, 0]), np.array([0, 1])), [np.array([1, 0]), np.array([0, 1, 1])], {"x": np.array([1, 0])}]
+)
+def test_a_mask_is_saved_in_the_form_that_it_has(mask: Any) -> None:
+    """One of each part, of the same size or not, or a dict that leaves out some parts."""
+
+    class Parts(Walk):
+        def _seen(self) -> Any:
+            return super()._seen()[0], {"action_mask": mask}
+
+    y = gym.spaces.Discrete(3 if isinstance(mask, dict) else len(mask[1]))
+    action = action_spec(gym.spaces.Dict(x=gym.spaces.Discrete(2), y=y))
+    env = StartedEnv(Parts())
+    env.reset(seed=1)
+    found = env.reset(seed=5, options={"state": env.save()})[1]["action_mask"]
+    assert np.array_equal(read_mask(found, action), read_mask(mask, action))
+
+
+def test_a_state_may_name_one_tensor_twice() -> None:
+    class Tensors(Walk):
+        def get_state(self) -> State:
+            goal = torch.ones(2)
+            return {**super().get_state(), "goal": goal, "first": goal, "part": goal[:1]}
+
+    env = StartedEnv(Tensors())
+    env.reset(seed=1)
+    assert from_bytes(env.save())["state"]["first"].tolist() == [1.0, 1.0]
+
+
 def test_random_numbers_are_of_the_seed_unless_those_of_the_state_are_wanted() -> None:
     record, actions, due = saved_after(Walk, 2)
 
@@ -83,6 +117,37 @@ def test_only_an_episode_that_began_at_a_state_is_cut() -> None:
         env.reset(seed=1, options={"task": [number]})
         lengths.append(next(t for t in range(1, 20) if env.step(1)[3]))
     assert lengths == [3, 12, 3]
+
+
+@pytest.mark.parametrize("cut", [0, 5])
+def test_what_draws_from_its_own_generator_is_restored_by_its_state(cut: int) -> None:
+    """As it is without start states: a replay of its episode would draw other numbers."""
+    env = StartedEnv(OwnNoise())
+    env.reset(seed=1)
+    env.step(2)
+    states = [env.save()]
+
+    def made() -> VectorEnv:
+        vector = make_vector(OwnNoise, 2, seed=3, tasks=True, starts=Starts(lambda: states, cut=cut))
+        vector.out.next_task[TASK_PARAMS].copy_(torch.tensor([0.0, -1.0]).view(2, 1, 1))
+        vector.reset(7)
+        return vector
+
+    def played(vector: VectorEnv) -> list[list[float]]:
+        shown = []
+        for _ in range(12):
+            out = vector.step(torch.ones(2, dtype=torch.int64))
+            shown.append([*out.obs["obs"].flatten().tolist(), *out.truncated.tolist()])
+        return shown
+
+    first, second = made(), made()
+    for _ in range(3):
+        first.step(torch.ones(2, dtype=torch.int64))
+    second.restore(first.snapshot())
+    assert played(second)[:2] == played(first)[:2]  # until an episode ends that began at a state
+    if cut:
+        lengths = [e.length for e in second.episodes() if e.env == 0]
+        assert lengths[0] == cut
 
 
 def vector_of(backend: str, starts: Starts, num: int, *, tasks: bool = True) -> VectorEnv:
@@ -140,6 +205,8 @@ def test_what_cannot_be_saved_is_refused_with_the_fix() -> None:
     counted = gym.wrappers.TimeAwareObservation(gym.make("CartPole-v1"))
     with pytest.raises(ConfigError, match="no wrapper that holds a state"):
         StartedEnv(counted)
+    with pytest.raises(ConfigError, match=r"env = .*CartPoleVectorEnv.*its state cannot be saved.*a class of vectors"):
+        make_vector(CartPoleVectorEnv, 2, seed=1, starts=Starts())
 
 
 def test_states_that_do_not_fit_are_named() -> None:
@@ -151,6 +218,8 @@ def test_states_that_do_not_fit_are_named() -> None:
         env = StartedEnv(gym.make("CartPole-v1"), states)
         with pytest.raises(DataError, match=match):
             env.reset(seed=1, options={"task": [len(states) - 1]})
+    with pytest.raises(DataError, match="start state 2 is not there; there are 2, counted from 0"):
+        env.reset(options={"task": [2]})
     tensors = make_tensor_env("tensor:CartPole-v1")
     for given, match in ((record, "which has other leaves"), (b"nothing", "start state 0 is damaged")):
         with pytest.raises(DataError, match=match):

@@ -112,6 +112,8 @@ def test_evaluate_plays_a_policy_on_a_target():
     assert len(set(result.returns)) == 5
     with pytest.raises(ConfigError, match="episodes"):
         evaluate(policy, PointMass, episodes=0)
+    with pytest.raises(ConfigError, match="seed = -1: use a whole number, at least 0"):
+        evaluate(policy, PointMass, episodes=1, seed=-1)
 
 
 def test_evaluate_hands_masks_over():

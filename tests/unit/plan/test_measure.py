@@ -13,7 +13,7 @@ from runnel.cli.main import main
 from runnel.plan.costs import Costs, LinearCost
 from runnel.report.plans import predicted_rates
 from runnel.run import registry
-from runnel.run.measure import measure
+from runnel.run.measure import endless, measure, plain
 from runnel.track.history import load_history
 
 SLEEPS = {"env": "runnel.envs.toy:StepTime", "env_kwargs": {"step_ms": 3.0}, "num_envs": 2, "num_steps": 8, "compiled": "off"}
@@ -29,6 +29,14 @@ def test_a_known_step_is_found_again() -> None:
     assert costs.infer(2) > 0
     assert costs.param_bytes > 1000
     assert costs.request_bytes > 0
+
+
+def test_a_part_of_the_budget_is_no_hindrance() -> None:
+    """What is measured has no budget, and start states are for a part of one."""
+    settings = {"total_steps": 1000, "curriculum": {"kind": "states", "states": "anywhere"}}
+    config = registry.configure(registry.load_recipe("ppo"), settings)
+    plain(config).check()
+    assert endless(config).curriculum.until == 1.0  # type: ignore[attr-defined]
 
 
 def test_replay_has_a_ratio() -> None:

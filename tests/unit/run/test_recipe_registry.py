@@ -6,6 +6,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+from runnel.core.config import flat, override, to_data
 from runnel.core.errors import ConfigError
 from runnel.graphs.run_config import RunConfig
 from runnel.graphs.user_objects import live_objects, name_objects, resolve_live
@@ -55,6 +56,19 @@ def test_a_file_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert recipe.Config(seed=4).total_updates == 3
     with pytest.raises(ConfigError, match="seed = 4: built with this seed"):
         registry.build(recipe.name, recipe.Config(seed=4))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "field"),
+    [("ppo", "curriculum.states"), ("rlpd", "data"), ("bc", "data"), ("dpo", "pairs")],
+)
+def test_a_run_knows_its_files_from_any_folder(
+    recipe: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    config = override(load_recipe(recipe).Config(), {field: "mine"})
+    assert flat(to_data(registry.absolute_paths(config)))[field] == str(tmp_path / "mine")
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from runnel.core.bounds import bounded, check_bounds
@@ -80,6 +81,10 @@ class CurriculumConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "curriculum.")
+
+    def absolute(self) -> CurriculumConfig:
+        """A copy with an absolute path, so that a run can be resumed from any folder."""
+        return replace(self, states=str(Path(self.states).resolve())) if self.states else self
 
     def unused(self) -> dict[str, str]:
         """Settings of another kind of curriculum than this."""
