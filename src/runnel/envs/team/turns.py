@@ -61,6 +61,15 @@ class TurnsEnv:
     def action_space(self, agent: str) -> Any:
         return self.env.action_space(agent)
 
+    @property
+    def state_space(self) -> Any:
+        """The space of `state`, if the environment has one."""
+        return self.env.state_space
+
+    def state(self) -> Obs:
+        """The global state, which critics may read."""
+        return self.env.state()
+
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Obs], dict[str, Info]]:
         """Infos are given of all agents, so that it shows who has masks: with one agent's in its info, all have them there."""
         self.env.reset(seed=seed)
