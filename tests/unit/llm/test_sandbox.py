@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -78,14 +80,35 @@ def test_passing_cannot_be_faked_cheaply(cheat):
 
 
 @pytest.mark.parametrize("without", WITHOUT)
-def test_fork_bomb(without):
+def test_fork_bomb(without, tmp_path, monkeypatch):
     """Bounded at 128 processes: where the kernel does not count them (root, without seccomp), an endless bomb would be real."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other tests have sandboxes at the same time
     bomb = "import os, time\nfor _ in range(127):\n    if os.fork() == 0: break\ntime.sleep(4321)"
     result = attack(bomb, without=without)  # it is the first process that meets the limit, if there is one
     assert (result.status == "timeout") == ("seccomp" in without and "processes" in result.broken)
     if "seccomp" not in without:
         assert "PermissionError" in result.stderr
-    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and "runnel-sandbox-" in folder_of(pid)]  # all have ended
+    assert not sandboxed(tmp_path)  # all have ended
+
+
+def sandboxed(folder: Path) -> list[str]:
+    """The processes that work in a sandbox below `folder`."""
+    found = [(pid, folder_of(pid)) for pid in os.listdir("/proc") if pid.isdigit()]
+    return [pid for pid, place in found if "runnel-sandbox-" in place and place.startswith(str(folder))]
+
+
+def test_processes_of_a_sandbox_are_seen_while_they_run(tmp_path, monkeypatch):
+    """So that the test above can fail."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    running = threading.Thread(target=attack, args=("while True: pass",))
+    running.start()
+    try:
+        deadline = time.monotonic() + 20.0
+        while not (seen := sandboxed(tmp_path)) and running.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert seen
+    finally:
+        running.join()
 
 
 def folder_of(pid: str) -> str:

@@ -190,7 +190,8 @@ for recipe, group in GROUPS.items():
     }
 """Where a recipe needs another value, or other settings beside it."""
 
-ELSEWHERE = {name: test for name, test in ON_ENVIRONMENTS.items() if not name.startswith("vector.") and name != "zoo"}
+OF_ENVIRONMENTS = ("vector.", "curriculum.", "zoo")
+ELSEWHERE = {name: test for name, test in ON_ENVIRONMENTS.items() if not name.startswith(OF_ENVIRONMENTS)}
 ELSEWHERE["learner.shard"] = "system/test_sharded_runs.py"
 PROMISE = "deterministic"
 """A promise: where there is nothing to keep it by, it changes nothing (and refuses what would break it: below)."""
