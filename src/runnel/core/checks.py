@@ -108,6 +108,50 @@ def check_tensor_env(env: Any, device: torch.device | str) -> None:
     _check_array(env, "terminated of transition", terminated, (), torch.bool)
 
 
+def check_tensor_team(env: Any) -> None:
+    """As `check_tensor_env`, for a world of several agents (`envs/device/team.py`), on the CPU."""
+    import torch
+
+    specs, kinds = list(env.spec.agents.values()), env.spec.kinds
+    state = env.initial(_ROWS, torch.Generator().manual_seed(0))
+    actions, team = [], (len(specs),)
+    for places, leaves in zip(kinds, _check_seen(env, state), strict=True):
+        action = specs[places[0]].action
+        first = torch.zeros(_ROWS, len(places), *action.shape, dtype=action.dtype)
+        if specs[places[0]].has_mask and action.kind == "discrete":
+            first = leaves["action_mask"].long().argmax(dim=-1)
+        actions.append(first)
+    following, reward, terminated = env.transition(state, actions)
+    _check_seen(env, following)
+    _check_array(env, "the rewards of transition", reward, team, torch.float32)
+    _check_array(env, "terminated of transition", terminated, team, torch.bool)
+    for when in (state, following):
+        if (active := env.active(when)) is not None:
+            _check_array(env, "active(state)", active, team, torch.bool)
+        if (shared := env.state_spec) is not None:
+            _check_array(env, "global_state(state)", env.global_state(when), shared.shape, shared.dtype)
+
+
+def _check_seen(env: Any, state: Any) -> Any:
+    """What the agents of each kind see, which is as the specs say."""
+    specs, kinds, seen = list(env.spec.agents.values()), env.spec.kinds, env.observe(state)
+    if not isinstance(seen, Sequence) or len(seen) != len(kinds):
+        gave = f"a list of {len(seen)}" if isinstance(seen, Sequence) else f"a {type(seen).__name__}"
+        wanted = f"one dict of leaves for each kind of agents ({len(kinds)})"
+        raise DataError(f"environment {name_of(env)}: observe(state) is {gave}, expected a list with {wanted}")
+    import torch
+
+    for places, leaves in zip(kinds, seen, strict=True):
+        spec: EnvSpec = specs[places[0]]
+        for key, leaf in spec.obs.items():
+            what = f"observe(state)[{kinds.index(places)}][{key!r}]"
+            _check_array(env, what, leaves.get(key), (len(places), *leaf.shape), leaf.dtype)
+        if spec.has_mask:
+            what, size = f"observe(state)[{kinds.index(places)}]['action_mask']", spec.action.mask_size
+            _check_array(env, what, leaves.get("action_mask"), (len(places), size), torch.bool)
+    return seen
+
+
 def _check_array(env: object, what: str, found: Any, shape: Sequence[int], dtype: torch.dtype) -> None:
     if getattr(found, "dtype", None) != dtype or tuple(found.shape) != (_ROWS, *shape):
         known = hasattr(found, "shape") and hasattr(found, "dtype")

@@ -169,3 +169,15 @@ class TeamSpec:
     """What an environment with several agents looks like to networks: the spec of each agent, by its id."""
 
     agents: Mapping[str, EnvSpec]
+
+    @property
+    def kinds(self) -> list[tuple[int, ...]]:
+        """The places of agents whose specs are equal, kind after kind, in the order in which kinds first appear.
+
+        >>> cat, mouse = (EnvSpec({"obs": ArraySpec((n,))}, ActionSpec("discrete", num_actions=2)) for n in (2, 3))
+        >>> TeamSpec({"cat_0": cat, "mouse": mouse, "cat_1": cat}).kinds
+        [(0, 2), (1,)]
+        """
+        specs = list(self.agents.values())
+        first = [specs.index(spec) for spec in specs]
+        return [tuple(i for i, f in enumerate(first) if f == kind) for kind in dict.fromkeys(first)]

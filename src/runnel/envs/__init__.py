@@ -6,6 +6,8 @@ from runnel.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from runnel.envs.channels import ChannelsConfig as ChannelsConfig
+    from runnel.envs.device.team import TeamWorld as TeamWorld
+    from runnel.envs.registry import make_team_env as make_team_env
     from runnel.envs.sampler import VecEnvSampler as VecEnvSampler
     from runnel.envs.started import StartedEnv as StartedEnv
     from runnel.envs.vector.config import VectorConfig as VectorConfig

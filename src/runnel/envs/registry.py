@@ -18,11 +18,11 @@ import numpy as np
 
 from runnel.core.errors import ConfigError, DataError, RunnelError
 from runnel.core.resolve import is_reference, load_object, own_name
-from runnel.core.spaces import Channels, EnvSpec
+from runnel.core.spaces import Channels, EnvSpec, TeamSpec
 from runnel.core.state import Array, Settings
 from runnel.core.user_code import called_wrongly, frames, place_of, summary
 from runnel.envs.channels import try_channels
-from runnel.envs.device import TENSOR_ENVS, TensorEnv, TensorVector
+from runnel.envs.device import TENSOR_ENVS, TENSOR_TEAMS, TeamView, TensorEnv, TensorTeamEnv, TensorVector
 from runnel.envs.known import KNOWN
 from runnel.envs.spaces import Obs, flatten_obs
 from runnel.envs.starts import Starts
@@ -99,6 +99,7 @@ def make_env(
     """
     options, target = dict(kwargs or {}), with_wrappers(target, wrappers)
     if is_tensor_env(target):
+        make_tensor_env(target, kwargs=options)  # which says of one of several agents that it is one
         raise ConfigError("env", target, "a tensor environment has no Gymnasium form; use make_vector, or the plain id")
     if is_pettingzoo(target):
         raise SeveralAgentsError("env", target, SEVERAL)
@@ -205,8 +206,10 @@ def _construct(factory: Callable[..., object], target: Target, options: Settings
 
 
 def make_team_env(target: Target, *, kwargs: Settings | None = None) -> Any:
-    """One environment of several agents, with PettingZoo's parallel or AEC API, from `pettingzoo:FAMILY.NAME`, `module:Class`,
-    `file.py:factory`, a class or a factory."""
+    """One environment of several agents, with PettingZoo's parallel or AEC API, from `pettingzoo:FAMILY.NAME`, `tensor:NAME`,
+    `module:Class`, `file.py:factory`, a class or a factory."""
+    if is_tensor_env(target):
+        return TeamView(make_tensor_team(target, kwargs=kwargs))
     options, factory = dict(kwargs or {}), _team_factory(target)
     if not callable(factory):
         raise ConfigError("env", target, "it is not callable; give an environment class or a function that makes one")
@@ -279,17 +282,36 @@ def _newest(target: str) -> gym.envs.registration.EnvSpec | None:
 
 def make_tensor_env(target: str, *, kwargs: Settings | None = None) -> TensorEnv:
     """The `TensorEnv` behind `tensor:NAME` or `tensor:module:Class`."""
-    name = target.removeprefix(_TENSOR)
-    if name not in TENSOR_ENVS and not is_reference(name):
-        raise ConfigError("env", target, f"known tensor environments: {', '.join(_TENSOR + k for k in TENSOR_ENVS)}")
-    factory = TENSOR_ENVS[name] if name in TENSOR_ENVS else load_object(name, "env")
-    with _told(target, kwargs or {}, factory):
-        env = factory(**dict(kwargs or {}))
+    env = _make_of_tensors(target, kwargs)
+    if isinstance(getattr(env, "spec", None), TeamSpec):
+        raise SeveralAgentsError("env", target, SEVERAL)
     if not isinstance(env, TensorEnv):
         raise ConfigError("env", target, "it lacks a part of runnel.envs.device.TensorEnv (initial, transition, observe, spec)")
     if env.spec.has_mask:
         raise ConfigError("env", target, "a tensor environment cannot give action masks; write it as a Gymnasium environment")
     return env
+
+
+def make_tensor_team(target: str, *, kwargs: Settings | None = None) -> TensorTeamEnv:
+    """The `TensorTeamEnv` behind `tensor:NAME` or `tensor:module:Class`."""
+    env = _make_of_tensors(target, kwargs)
+    if isinstance(getattr(env, "spec", None), EnvSpec):
+        raise ConfigError("env", target, "it has one agent: train it with a recipe for one (runnel train ppo)")
+    if not isinstance(env, TensorTeamEnv) or not isinstance(env.spec, TeamSpec):
+        parts = "initial, transition, observe, active, global_state, state_spec, max_steps, a TeamSpec as spec"
+        raise ConfigError("env", target, f"it lacks a part of runnel.envs.device.TensorTeamEnv ({parts}); inherit TeamWorld")
+    return env
+
+
+def _make_of_tensors(target: str, kwargs: Settings | None) -> object:
+    """What `tensor:NAME` or `tensor:module:Class` makes."""
+    name, known = target.removeprefix(_TENSOR), {**TENSOR_ENVS, **TENSOR_TEAMS}
+    if name not in known and not is_reference(name):
+        raise ConfigError("env", target, f"known tensor environments: {', '.join(_TENSOR + k for k in known)}")
+    factory = known[name] if name in known else load_object(name, "env")
+    with _told(target, kwargs or {}, factory):
+        made: object = factory(**dict(kwargs or {}))
+    return made
 
 
 def _is_vector_class(found: object) -> bool:

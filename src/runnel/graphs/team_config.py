@@ -9,6 +9,7 @@ from runnel.core.bounds import bounded
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, stays
 from runnel.core.spaces import TeamSpec
+from runnel.envs.registry import is_tensor_env
 from runnel.envs.vector.config import VectorConfig
 from runnel.graphs.run_config import RunConfig
 from runnel.graphs.unused import ON_ENVIRONMENTS, all_of
@@ -30,7 +31,8 @@ class TeamConfig(RunConfig):
     )
 
     env: str = "runnel.envs.team.toy:Whisper"
-    """An environment with PettingZoo's parallel or AEC API: pettingzoo:FAMILY.NAME, module:Class or path/to/file.py:factory."""
+    """An environment with PettingZoo's parallel or AEC API: pettingzoo:FAMILY.NAME, module:Class or path/to/file.py:factory;
+    tensor:Spread plays all its worlds at once."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor."""
     teams: tuple[str, ...] = ()
@@ -55,6 +57,8 @@ class TeamConfig(RunConfig):
         if self.vector.backend in AUTO:
             why = "is of processes, which auto does not choose for teams; set vector.backend processes"
             vector |= all_of("vector", ("num_workers", "step_timeout_s"), why)
+        if is_tensor_env(self.env):
+            vector = {"vector": "a tensor environment steps all its worlds at once"}
         return super().unused() | ON_ENVIRONMENTS | core | vector
 
     def unused_on(self, spec: TeamSpec) -> dict[str, str]:

@@ -15,7 +15,8 @@ from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
 from runnel.core.routes import Side, sides_of, team_routes, with_lengths
 from runnel.core.spaces import EnvSpec
-from runnel.envs.registry import env_name, make_team_env
+from runnel.envs.device import TensorTeam
+from runnel.envs.registry import env_name, is_tensor_env, make_team_env, make_tensor_team
 from runnel.envs.spaces import flatten_obs
 from runnel.envs.team.contract import TeamVector
 from runnel.envs.team.global_state import with_global_state
@@ -79,6 +80,8 @@ class TeamTask:
         only what agents see."""
         c, sides = self._config.vector, self.seen if acting else self.sides
         given: dict[str, Any] = {"sides": sides, "seed": seed, "index0": index0, "name": self.name}
+        if is_tensor_env(self._target):
+            return TensorTeam(make_tensor_team(self._target, kwargs=self._config.env_kwargs), num_envs, **given)
         given["restart"] = c.on_error == "restart"
         if c.backend in AUTO:
             return SerialTeam(self.make, num_envs, **given)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from runnel.core.config import to_data
 from runnel.core.errors import ConfigError
-from runnel.envs.device import TENSOR_ENVS
+from runnel.envs.device import TENSOR_ENVS, TENSOR_TEAMS
 from runnel.graphs.run_config import RunConfig
 from runnel.llm.tasks.registry import GYM
 from runnel.run.names import RECIPES
@@ -136,7 +136,7 @@ def _is_known_env(text: str) -> bool:
     """Whether an environment with a colon in its name comes from this package, or from one that registers environments."""
     module, _, name = text.removeprefix("tensor:").rpartition(":")
     if text.startswith("tensor:") and not module:
-        return name in TENSOR_ENVS
+        return name in TENSOR_ENVS or name in TENSOR_TEAMS
     if module in ("atari", "envpool", "pettingzoo"):
         return not text.startswith("tensor:")
     if module in OURS:

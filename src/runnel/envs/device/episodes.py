@@ -45,10 +45,10 @@ class NumpyLog:
         """Keep the first `num` episodes that were written into `room`."""
         self._count += num
 
-    def take(self, index0: int) -> list[Episode]:
-        """Episodes that were added since the last call, at most `MAX_RECORDS`."""
+    def take(self, index0: int, most: int = MAX_RECORDS) -> list[Episode]:
+        """Episodes that were added since the last call, at most `most`."""
         count, self._count = self._count, 0
-        return records(self._columns[:, evenly(count)], index0, self._channels)
+        return records(self._columns[:, evenly(count, most)], index0, self._channels)
 
     def clear(self) -> None:
         self._count = 0

@@ -56,7 +56,7 @@ class NumpyEngine:
 
     def begin(self) -> None:
         """Begin an episode in every environment."""
-        self._state = _columnwise(self._first(np.arange(self._num_envs)))
+        self._state = columnwise(self._first(np.arange(self._num_envs)))
         self._fresh, self._used = {}, 0
         self._clock, self._next = 0, self._limit
         for total in self._totals.values():
@@ -161,7 +161,7 @@ class NumpyEngine:
             t = play(*shape, t, pool, marks, self._deadline, self._totals[REWARD], numbers, memory, ends, log, scratch)
             self._clock, _, self._used, num_final, num_episodes = marks.tolist()
             self._log.keep(num_episodes)
-        self._state = _columnwise(dict.fromkeys(self._state, obs[num_steps]))
+        self._state = columnwise(dict.fromkeys(self._state, obs[num_steps]))
         self._next = int(self._deadline.min())
         return Played(num_final, None, plan.total())
 
@@ -206,10 +206,10 @@ class NumpyEngine:
         numbers = {"clock": self._clock, "next": self._next, "used": self._used}
         totals = {_total_name(name): total.copy() for name, total in self._totals.items()}
         arrays = {**totals, "deadline": self._deadline.copy()}
-        return {"state": _plain(self._state), "fresh": _plain(self._fresh), **numbers, **arrays, "log": self._log.save()}
+        return {"state": plain(self._state), "fresh": plain(self._fresh), **numbers, **arrays, "log": self._log.save()}
 
     def load(self, state: State) -> None:
-        self._state, self._fresh = _columnwise(state["state"]), {k: np.array(x) for k, x in state["fresh"].items()}
+        self._state, self._fresh = columnwise(state["state"]), {k: np.array(x) for k, x in state["fresh"].items()}
         self._clock, self._next, self._used = int(state["clock"]), int(state["next"]), int(state["used"])
         for name, total in self._totals.items():
             total[:] = state[_total_name(name)]
@@ -259,10 +259,11 @@ def _total_name(channel: str) -> str:
     return "total" if channel == REWARD else f"total/{channel}"
 
 
-def _columnwise(leaves: Mapping[str, ArrayLike]) -> Leaves:
+def columnwise(leaves: Mapping[str, ArrayLike]) -> Leaves:
     """Copies with contiguous columns."""
     return {k: np.array(x, order="F") for k, x in leaves.items()}
 
 
-def _plain(leaves: Leaves) -> State:
+def plain(leaves: Leaves) -> State:
+    """Copies as data of a checkpoint."""
     return {k: torch.from_numpy(np.array(x, order="C")) for k, x in leaves.items()}
