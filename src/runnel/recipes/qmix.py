@@ -1,0 +1,47 @@
+"""QMIX from replay: a team that is paid together learns what each agent's action is worth to all, by a network of its state.
+
+runnel train qmix --env pettingzoo:mpe2.simple_spread_v3 --num-envs 8
+runnel train qmix --env my_game.py:MyGame --team-reward sum
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import runnel as rl
+
+
+@dataclass(frozen=True)
+class Config(rl.graphs.TeamReplayConfig):
+    """QMIX (agents/qmix.py): actors fill a replay buffer with what teams did, which makes `update_ratio` batches for each step."""
+
+    total_steps: int | None = 100_000
+    """Budget in steps of the environment; all agents of an environment take a step together."""
+    net: rl.NetConfig = field(default_factory=lambda: rl.NetConfig(hidden=(64, 64), activation="relu"))
+    qmix: rl.agents.QMIXConfig = field(default_factory=rl.agents.QMIXConfig)
+
+    def unused(self) -> dict[str, str]:
+        """The settings (or groups of them) that this run does not use, each with the reason."""
+        found = super().unused() | self.qmix.unused("qmix")
+        if self.qmix.mixer == "none":
+            found["team_reward"] = "each agent learns from what it is paid itself"
+        return found
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for settings that cannot work together."""
+        super().check()
+        self.qmix.check()
+
+
+def build(c: Config) -> rl.Experiment:
+    """Actors write `trajectories`, rows of which are environments; the buffer turns them into `replay` batches."""
+    mixer = c.qmix.mixer
+    task = rl.graphs.JointTask(c, algorithm=mixer, global_state=mixer == "qmix", own_rewards=mixer == "none")
+
+    def network() -> rl.nets.TeamQNet:
+        return c.qmix.network(task.spec, task.agent_spec, c.net, num_agents=len(task.agents), seed=c.seed)
+
+    def learner(ranks: rl.Collective) -> rl.agents.QMIXLearner:
+        return rl.agents.QMIXLearner(c.qmix, network(), collective=ranks, device=c.device)
+
+    return rl.replay_graph(c, task, network=network, learner=learner, batch_size=c.qmix.batch_size, gamma=c.qmix.gamma)
