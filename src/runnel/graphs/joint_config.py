@@ -32,9 +32,9 @@ class TeamReplayConfig(TeamConfig):
     num_steps: int = bounded(25, at_least=1)
     """Steps of each environment in one segment."""
     team_reward: TeamReward = "mean"
-    """What the team gets of what its agents are paid in a step. mean: the mean over all agents, of whom those that have left get
-    0. sum: the sum. first: what the first agent that decided is paid, for games that pay every agent what the team earned. The
-    returns that a run shows are means over agents in any case."""
+    """What the team gets of what its agents are paid in a step. mean: the mean over all agents, of whom those that have left
+    get 0. sum: the sum. first: what the first agent that decided is paid, for games that pay every agent what the team earned.
+    The returns that a run shows are means over agents in any case."""
     update_ratio: float = bounded(0.125, above=0, finite=True)
     """Number of updates for each environment step. Actors or learner wait to keep this ratio, on every launcher."""
     min_fill: int = bounded(1_000, at_least=0)

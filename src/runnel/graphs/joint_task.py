@@ -8,6 +8,7 @@ from typing import Protocol, cast
 from runnel.core.contracts.evaluation import AgentRoute, Policy, SampleRoute
 from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.samples import Sampler
+from runnel.core.contracts.tasks import TaskSource
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
@@ -56,7 +57,9 @@ class JointTask:
         except ConfigError as error:
             if error.field != "teams" or isinstance(error, UnusedSettingError):
                 raise
-            fix = f"{algorithm} needs agents of equal spaces: pad them to one form in a wrapper of your own, or use ippo or mappo"
+            fix = (
+                f"{algorithm} needs agents of equal spaces: pad them to one form in a wrapper of your own, or use ippo or mappo"
+            )
             raise ConfigError("env", config.env, f"{error.fix.partition(';')[0]}; {fix} with --teams") from error
         (side,), (seen,) = self.team.sides.values(), self.team.seen.values()
         self.name, self.agents = self.team.name, side.agents
@@ -86,9 +89,10 @@ class JointTask:
         state: Mapping[str, ArraySpec] | None = None,
         stream: str = "trajectories",
         device: str = "",
-        tasks: None = None,
+        tasks: Callable[[], TaskSource] | None = None,
     ) -> tuple[ActorSpec, ...]:
         """The actors of the run, all writing `stream`, each with environments of its own in `num_env_groups` groups."""
+        assert tasks is None, "teams choose themselves what they play"
         width = num_envs // num_env_groups
 
         def maker(index: int) -> Callable[[int], Sampler]:

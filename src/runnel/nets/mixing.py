@@ -64,8 +64,10 @@ class TeamQNet(nn.Module):
     """The values of all agents, each by what it sees. `share` all: one network serves every agent; none: each has its own.
 
     A shared network also reads which agent it is for, with `agent_id`; without, agents that see the same do the same. A `mixer`
-    is part of it, so that it travels and is followed with the weights.
+    is part of it, so that it travels and is followed with the weights. With a core each agent has a state of its own.
     """
+
+    _ids: Tensor
 
     def __init__(
         self,
@@ -88,13 +90,14 @@ class TeamQNet(nn.Module):
         self._keys = tuple(agent_spec.obs)
         self._with_id = agent_id and share == "all" and num_agents > 1
         seen = {**agent_spec.obs, **({AGENT: ArraySpec((num_agents,))} if self._with_id else {})}
-        spec = replace(agent_spec, obs=seen)
+        # masks of several agents lie in one row, and the learner applies them
+        spec = replace(agent_spec, obs=seen, has_mask=False)
         seeds = [seed] if share == "all" else [make_seed(seed, "agent", i) for i in range(num_agents)]
         self.members = nn.ModuleList(QNet(spec, config, seed=s, dueling=dueling) for s in seeds)
         self.mixer = mixer
         self.register_buffer("_ids", torch.eye(num_agents), persistent=False)
         self.noise_size = num_agents * QNet.noise_size
-        self.state_spec: dict[str, ArraySpec] = {
+        self.state_spec: Mapping[str, ArraySpec] = {
             key: ArraySpec((num_agents, *leaf.shape), leaf.dtype) for key, leaf in self.nets()[0].state_spec.items()
         }
 
@@ -121,8 +124,39 @@ class TeamQNet(nn.Module):
         if self._with_id:
             key = self._keys[0]
             front = leaves[key].shape[: leaves[key].dim() - len(self.env_spec.obs[key].shape)]
-            leaves[AGENT] = self.get_buffer("_ids").expand(*front, self.num_agents, self.num_agents)
+            leaves[AGENT] = self._ids.expand(*front, self.num_agents, self.num_agents)
         return leaves
+
+    def unroll_batch(self, batch: Obs, *, burn_in: int) -> tuple[Tensor, Tensor]:
+        """Values at the steps of sequences (`data/sequences.py`) from `burn_in` on, and (without gradient) after each return:
+        `[T - burn_in, B, A, n]` twice."""
+        nets, found = self.nets(), []
+        for i, net in enumerate(nets):
+            rows = self._sequences(batch, agent=None if len(nets) == 1 else i)
+            scores, following, _ = net.unroll_batch(rows, burn_in=burn_in)
+            found.append((net.expected(scores), net.expected(following)))
+        if len(nets) == 1:
+            steps, actions = len(found[0][0]), self.num_actions
+            q, following = (x.view(steps, -1, self.num_agents, actions) for x in found[0])
+            return q, following
+        return torch.stack([q for q, _ in found], 2), torch.stack([following for _, following in found], 2)
+
+    def _sequences(self, batch: Obs, *, agent: int | None) -> dict[str, Tensor]:
+        """A batch whose rows are agents: all of each environment side by side, or number `agent` alone."""
+        num, rows = self.num_agents, {k: batch[k] for k in ("ended", "last", "final_index")}
+        leaves = {key: (batch[key], 2) for key in self._keys} | {
+            "final_" + key: (batch["final_" + key], 1) for key in self._keys
+        }
+        leaves |= {key: (batch[key], 1) for key in self.state_spec}
+        if agent is not None:
+            return rows | {key: x.select(axis, agent) for key, (x, axis) in leaves.items()}
+        rows |= {key: rows[key].repeat_interleave(num, 1) for key in ("ended", "last")}
+        rows["final_index"] = (rows["final_index"].unsqueeze(1) * num + torch.arange(num, device=self._ids.device)).flatten()
+        if self._with_id:
+            steps, envs = batch[self._keys[0]].shape[:2]
+            leaves[AGENT] = self._ids.expand(steps, envs, num, num), 2
+            leaves["final_" + AGENT] = self._ids.expand(len(batch["final_index"]), num, num), 1
+        return rows | {key: x.flatten(axis - 1, axis) for key, (x, axis) in leaves.items()}
 
     def total(self, q: Tensor, obs: Obs) -> Tensor:
         """The team's value of chosen actions, whose values are `q` `[..., A]`: their sum (VDN), or what the mixer says."""
@@ -165,6 +199,6 @@ class Seat(nn.Module):
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
         """`action` `[B]`, as `TeamQNet.act` has it for this agent."""
         if AGENT in self._net.env_spec.obs:
-            which = self.team.get_buffer("_ids")[self.agent]
+            which = self.team._ids[self.agent]
             rows = Batch({**rows, AGENT: which.expand(len(next(iter(rows.values()))), -1)})
         return self._net.act(rows, greedy=greedy)

@@ -13,8 +13,11 @@ import runnel as rl
 
 @dataclass(frozen=True)
 class Config(rl.graphs.TeamReplayConfig):
-    """QMIX (agents/qmix.py): actors fill a replay buffer with what teams did, which makes `update_ratio` batches for each step."""
+    """QMIX (agents/qmix.py): actors fill a replay buffer with what teams did; it makes `update_ratio` batches for each step."""
 
+    env: str = "runnel.envs.team.toy:TwoSteps"
+    """An environment with PettingZoo's parallel or AEC API, all of whose agents have equal spaces: pettingzoo:FAMILY.NAME,
+    module:Class or path/to/file.py:factory."""
     total_steps: int | None = 100_000
     """Budget in steps of the environment; all agents of an environment take a step together."""
     net: rl.NetConfig = field(default_factory=lambda: rl.NetConfig(hidden=(64, 64), activation="relu"))
@@ -25,12 +28,20 @@ class Config(rl.graphs.TeamReplayConfig):
         found = super().unused() | self.qmix.unused("qmix")
         if self.qmix.mixer == "none":
             found["team_reward"] = "each agent learns from what it is paid itself"
+        if self.net.core == "none":
+            found["qmix.burn_in"] = "is of a memory; set net.core"
+        if self.net.core == "none" or not self.replay.prioritised:
+            found["qmix.eta"] = "is of priorities of sequences; set net.core and replay.prioritised"
         return found
 
     def check(self) -> None:
         """Raise a `ConfigError` for settings that cannot work together."""
         super().check()
         self.qmix.check()
+        if self.qmix.burn_in >= self.num_steps:
+            raise rl.ConfigError(
+                "qmix.burn_in", self.qmix.burn_in, f"must leave some of num_steps = {self.num_steps} to learn from"
+            )
 
 
 def build(c: Config) -> rl.Experiment:

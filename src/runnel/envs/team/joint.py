@@ -37,6 +37,7 @@ TeamReward = Literal["mean", "sum", "first"]
 """What the team gets of what its agents are paid in a step. mean: the mean over all agents, of whom those that have left get 0.
 sum: the sum. first: what the first agent that decided is paid, for games that pay every agent what the team earned."""
 
+
 def joint_spec(side: Side, *, own_rewards: bool = False) -> EnvSpec:
     """The spec of the agents of `side` as one agent; with `own_rewards` each has a channel of what it is paid itself."""
     num, spec = len(side.agents), side.spec
@@ -54,7 +55,8 @@ def joint_spec(side: Side, *, own_rewards: bool = False) -> EnvSpec:
 def joint_action(action: ActionSpec, num_agents: int) -> ActionSpec:
     """The action of `num_agents` agents that have `action` each.
 
-    >>> joint_action(ActionSpec("discrete", num_actions=5), 3).shape, joint_action(ActionSpec("discrete", num_actions=5), 3).mask_size
+    >>> both = joint_action(ActionSpec("discrete", num_actions=5), 3)
+    >>> both.shape, both.mask_size
     ((3,), 15)
     """
     if action.kind == "discrete":
@@ -62,7 +64,9 @@ def joint_action(action: ActionSpec, num_agents: int) -> ActionSpec:
     if action.kind == "continuous":
         low, high = action.low * num_agents, action.high * num_agents
         return replace(action, shape=(num_agents, *action.shape), low=low, high=high)
-    raise ConfigError("env", action.kind, "its agents have actions of several parts; as one agent, each needs one choice or one box")
+    raise ConfigError(
+        "env", action.kind, "its agents have actions of several parts; as one agent, each needs one choice or one box"
+    )
 
 
 class JointVector:
@@ -97,7 +101,9 @@ class JointVector:
     def _make_out(self) -> StepOut:
         inner = self._inner
         if inner.final_rows is None:
-            raise ConfigError("env", self.name, "environments on an accelerator are not joined to one agent yet; use device cpu")
+            raise ConfigError(
+                "env", self.name, "environments on an accelerator are not joined to one agent yet; use device cpu"
+            )
         out = allocate(self.spec, self.num_envs, lambda *size, dtype: torch.zeros(*size, dtype=dtype))
         out.obs.update({key: self._each(inner.obs[key]) for key in self.spec.obs if not key.startswith(SHARED)})
         out.obs[TEAM_ACTIVE] = self._active

@@ -102,7 +102,8 @@ class TwoSteps:
 
     def state(self) -> NDArray[np.float32]:
         """What every agent sees."""
-        return np.eye(3, dtype=np.float32)[self._state]
+        hot: NDArray[np.float32] = np.eye(3, dtype=np.float32)[self._state]
+        return hot
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[ByAgent, ByAgent]:
         self.agents, self._state = list(self.possible_agents), 0
