@@ -10,6 +10,7 @@ SMALL_LM: dict[str, Any] = {"lm": {"layers": 1, "width": 32, "heads": 2, "kv_hea
 ON_ROLLOUTS = ("grpo", "dr_grpo", "rloo", "reinforce", "remax", "dapo", "gspo", "aipo", "decoupled", "token_ppo", "online_dpo")
 ROLLOUTS: dict[str, Any] = {"total_updates": 2, "num_prompts": 2, "group_size": 2, **SMALL_LM}
 PAIRS: dict[str, Any] = {"total_updates": 2, "num_pairs": 4, "lm": SMALL_LM["lm"]}
+MIXED: dict[str, Any] = {"total_steps": 300, "min_fill": 256, "num_envs": 1, "log_every": 1}
 TWO_STEPS: dict[str, dict[str, Any]] = {
     "ppo": {"total_updates": 2},
     "cartpole": {"total_updates": 2},
@@ -19,6 +20,7 @@ TWO_STEPS: dict[str, dict[str, Any]] = {
     "ppo_lagrangian": {"total_updates": 2},
     "ippo": {"total_updates": 2, "teams": ("sender=sender", "receiver=receiver")},
     "mappo": {"total_updates": 2, "teams": ("sender=sender", "receiver=receiver")},
+    **dict.fromkeys(("qmix", "vdn", "independent_q"), MIXED),
     "dqn": {"total_steps": 220, "min_fill": 200, "num_steps": 10},
     "sac": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
     "td3": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},

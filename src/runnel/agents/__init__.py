@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from runnel.agents.ppo import PPOConfig as PPOConfig, PPOLearner as PPOLearner
     from runnel.agents.ppo_lagrangian import LagrangianConfig as LagrangianConfig, PPOLagrangianLearner as PPOLagrangianLearner
     from runnel.agents.ppo_population import PopulationLearner as PopulationLearner
+    from runnel.agents.qmix import QMIXConfig as QMIXConfig, QMIXLearner as QMIXLearner
     from runnel.agents.rlpd import RLPDConfig as RLPDConfig, RLPDLearner as RLPDLearner
     from runnel.agents.sac import SACConfig as SACConfig, SACLearner as SACLearner
     from runnel.agents.soap import SOAPLearner as SOAPLearner

@@ -26,6 +26,9 @@ ACTIVE = "active"
 SHARED = "shared/"
 """How the names of observations begin that the critics of a team read and no policy does: the global state."""
 
+TEAM_ACTIVE = f"{SHARED}active"
+"""Where a row is a whole team: which of its agents decide, `[A]` (`envs/team/joint.py`)."""
+
 BURN_IN = "burn_in"
 """The size of a stream that says how many steps of `T` are those of the segment before, for a recurrent state alone."""
 
@@ -33,6 +36,15 @@ BURN_IN = "burn_in"
 def own_steps(spec: StreamSpec) -> int:
     """Steps of a segment, without its burn-in."""
     return spec.sizes["T"] - spec.sizes.get(BURN_IN, 0)
+
+
+def own_reward(agent: int) -> str:
+    """Where a row is a whole team: the channel of what agent number `agent` is paid itself.
+
+    >>> own_reward(2)
+    'rewards/agent_2'
+    """
+    return f"rewards/agent_{agent}"
 
 
 def carried_field(channel: str) -> str:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
         TrainerSpec as TrainerSpec,
         TransformSpec as TransformSpec,
     )
+    from runnel.graphs.joint_config import TeamReplayConfig as TeamReplayConfig
+    from runnel.graphs.joint_task import JointTask as JointTask
     from runnel.graphs.mix import share_of as share_of
     from runnel.graphs.offline import (
         DataEnvConfig as DataEnvConfig,

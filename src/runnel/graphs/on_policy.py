@@ -20,6 +20,8 @@ from runnel.flow.workers.trainer import Phase
 from runnel.graphs.env_config import EnvConfig
 from runnel.graphs.env_task import EnvTask
 from runnel.graphs.experiment import Experiment, InferenceStream, TrainerSpec
+from runnel.graphs.joint_config import TeamReplayConfig
+from runnel.graphs.joint_task import JointTask
 from runnel.nets.inferencer import AgentNet, TorchInferencer
 
 
@@ -106,7 +108,7 @@ class _Ranks(SingleProcess):
         self.world_size = world_size
 
 
-def check_env_memory(c: EnvConfig, task: EnvTask, *, num_segments: int) -> None:
+def check_env_memory(c: EnvConfig | TeamReplayConfig, task: EnvTask | JointTask, *, num_segments: int) -> None:
     """Refuse environments that do not fit, and say how many would; on an accelerator torch says so itself."""
     if c.device == "cpu":
         workers = c.vector.num_workers if c.vector.backend == "processes" else 0
@@ -115,7 +117,9 @@ def check_env_memory(c: EnvConfig, task: EnvTask, *, num_segments: int) -> None:
         )
 
 
-def env_inference(c: EnvConfig, task: EnvTask, net: AgentNet, network: Callable[[], AgentNet]) -> InferenceStream:
+def env_inference(
+    c: EnvConfig | TeamReplayConfig, task: EnvTask | JointTask, net: AgentNet, network: Callable[[], AgentNet]
+) -> InferenceStream:
     """Who answers. Between processes a message holds the rows of one vector, and each group of a ring has one outstanding."""
     return InferenceStream(
         lambda: TorchInferencer(network(), device=c.device, merge=not c.deterministic),

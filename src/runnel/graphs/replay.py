@@ -18,13 +18,15 @@ from runnel.flow.workers.trainer import Phase
 from runnel.graphs.env_config import ReplayEnvConfig
 from runnel.graphs.env_task import EnvTask
 from runnel.graphs.experiment import DiskNeed, Experiment, TrainerSpec, TransformSpec, copies_at_once
+from runnel.graphs.joint_config import TeamReplayConfig
+from runnel.graphs.joint_task import JointTask
 from runnel.graphs.on_policy import check_compiled, check_env_memory, env_inference
 from runnel.nets.inferencer import AgentNet
 
 
 def replay_graph(
-    c: ReplayEnvConfig,
-    task: EnvTask,
+    c: ReplayEnvConfig | TeamReplayConfig,
+    task: EnvTask | JointTask,
     *,
     network: Callable[[], AgentNet],
     learner: Callable[[Collective], Learner],
@@ -108,10 +110,10 @@ def replay_graph(
         disk=lambda: DiskNeed(once=_replay_bytes(c, task) * min(c.checkpoint.copies, copies_at_once(c))),
         accelerator=c.accelerator,
     )
-    return check_compiled(experiment)
+    return check_compiled(experiment) if isinstance(c, ReplayEnvConfig) else experiment
 
 
-def _replay_bytes(c: ReplayEnvConfig, task: EnvTask) -> int:
+def _replay_bytes(c: ReplayEnvConfig | TeamReplayConfig, task: EnvTask | JointTask) -> int:
     """What the observations of a full replay memory take in a checkpoint; checkpoints share what has not changed."""
     steps = min(c.replay.capacity, c.total_steps or c.replay.capacity)
     rows = -(-steps // c.num_steps)

@@ -60,7 +60,7 @@ class TeamTask:
         self.name = env_name(self._target)
         probe = ParallelEnv(self.make(), self.name)
         self.spec = probe.spec()
-        self._spaces = {agent: probe.env.observation_space(agent) for agent in probe.agents}
+        self.spaces = {agent: probe.env.observation_space(agent) for agent in probe.agents}
         found = with_lengths(team_routes(config.teams) if routes is None else routes, config.num_steps)
         self.seen = sides_of(found, self.spec)
         """The sides, with what their agents see alone: all that an evaluation needs."""
@@ -159,6 +159,6 @@ class TeamTask:
         nets, policies = make_nets(), {}
         for name, side in self.seen.items():
             for agent in side.agents:
-                flatten = flatten_obs(self._spaces[agent])
+                flatten = flatten_obs(self.spaces[agent])
                 policies[agent] = EnvPolicy(nets[name], side.spec, flatten=flatten, seed=self._config.seed)
         return TeamPolicy(policies), TorchInferencer(self._together(nets))

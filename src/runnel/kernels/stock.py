@@ -26,7 +26,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from runnel.agents import appo, ddpg, dqn, ppo, ppo_population, sac, td3
+from runnel.agents import appo, ddpg, dqn, ppo, ppo_population, q_learning, sac, td3
 from runnel.agents import base as shared
 from runnel.losses import base, on_policy
 from runnel.nets import actor_critic, continuous, layers, q_nets
@@ -85,7 +85,8 @@ PPO = (
 )
 """Functions that an update of PPO runs."""
 DQN = (
-    *_of(dqn.DQNLearner, "step loss td_loss _transitions"),
+    *_of(q_learning.QLearner, "step"),
+    *_of(dqn.DQNLearner, "loss td_loss _transitions"),
     *_of(dqn, "huber_td_loss mask_logits _pick"),
     *_of(q_nets.QNet, "scores q expected _join"),
     *LAYERS,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from runnel.nets.cost_critics import CostCritics as CostCritics
     from runnel.nets.inferencer import TorchInferencer as TorchInferencer
     from runnel.nets.layers import ReturnScale as ReturnScale, RunningMeanStd as RunningMeanStd
+    from runnel.nets.mixing import MonotoneMixer as MonotoneMixer, TeamQNet as TeamQNet
     from runnel.nets.optim import Adam as Adam
     from runnel.nets.options import OptionNet as OptionNet
     from runnel.nets.population import Population as Population

@@ -118,10 +118,10 @@ class QNet(nn.Module):
             index = batch["final_index"]
             final = {k: batch["final_" + k] for k in self.env_spec.obs}
             at_ends, _ = self.step(final, {k: x.index_select(0, index) for k, x in after.items()})
-            following = _followed(scores[1:], at_ends, batch)[burn_in:]
+            following = followed(scores[1:], at_ends, batch)[burn_in:]
         mask = batch.get("action_mask")
         if mask is not None:
-            mask = _followed(mask[1:], batch["final_action_mask"], batch)[burn_in:]
+            mask = followed(mask[1:], batch["final_action_mask"], batch)[burn_in:]
         return parts[-1][0][:-1], following, mask
 
     def _features(self, obs: Obs) -> Tensor:
@@ -162,7 +162,7 @@ class QNet(nn.Module):
         return Batch({"action": action, **after})
 
 
-def _followed(behind: Tensor, final: Tensor, batch: Obs) -> Tensor:
+def followed(behind: Tensor, final: Tensor, batch: Obs) -> Tensor:
     """The entry after the last step of each step's return: the next one, or the final one. `[T, B, ...], [F, ...]`"""
     flat, last = behind.flatten(0, 1), batch["last"]
     flat = flat.index_copy(0, batch["final_index"], final)

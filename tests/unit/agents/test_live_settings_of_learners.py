@@ -10,6 +10,7 @@ import pytest
 import torch
 from made_segments import make_net, make_segment
 from replay_segments import BOX, CHOICE, segment
+from team_transitions import AGENT, A, team_spec, transitions
 
 from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.agents.appo import APPOConfig, APPOLearner
@@ -18,6 +19,7 @@ from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
 from runnel.agents.mappo import MAPPOConfig, MAPPOLearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
+from runnel.agents.qmix import QMIXConfig, QMIXLearner
 from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
 from runnel.agents.team import TeamLearner
@@ -45,6 +47,7 @@ MAKE: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "a2c": (A2CConfig(), lambda c: A2CLearner(c, make_net())),
     "impala": (IMPALAConfig(), lambda c: IMPALALearner(c, make_net())),
     "dqn": (DQNConfig(target_every=2, huber=1.0), lambda c: DQNLearner(c, c.network(CHOICE, NET, seed=0))),
+    "qmix": (QMIXConfig(target_every=2), lambda c: QMIXLearner(c, c.network(team_spec(), AGENT, NET, num_agents=A, seed=0))),
     "sac": (SACConfig(), lambda c: replayed(SACLearner, SquashedGaussianActor, c)),
     "td3": (TD3Config(), lambda c: replayed(TD3Learner, DeterministicActor, c)),
     "ddpg": (DDPGConfig(), lambda c: replayed(DDPGLearner, DeterministicActor, c)),
@@ -74,6 +77,8 @@ def another(config: Any, field: str) -> Any:
 def data(name: str, seed: int) -> Any:
     if name in ("ppo", "appo", "mappo", "a2c", "impala"):
         return {"trajectories": [make_segment(seed)]}
+    if name == "qmix":
+        return {"replay": [transitions(seed)]}
     return {"replay": [segment(seed, spec=CHOICE if name == "dqn" else BOX)]}
 
 

@@ -12,6 +12,7 @@ from made_ranks import together
 from made_segments import BOX as WIDE
 from made_segments import COSTLY, SHARING, make_net, make_segment, shared_segment
 from replay_segments import BOX, CHOICE, segment
+from team_transitions import made, transitions
 
 from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.agents.appo import APPOConfig, APPOLearner
@@ -23,6 +24,7 @@ from runnel.agents.impala import IMPALAConfig, IMPALALearner
 from runnel.agents.mappo import MAPPOConfig, MAPPOLearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.ppo_lagrangian import LagrangianConfig, PPOLagrangianLearner
+from runnel.agents.qmix import QMIXLearner
 from runnel.agents.rlpd import RLPDConfig, RLPDLearner
 from runnel.agents.sac import SACConfig, SACLearner
 from runnel.agents.td3 import TD3Config, TD3Learner
@@ -77,6 +79,19 @@ def impala(ranks: Collective) -> IMPALALearner:
 
 def dqn(ranks: Collective) -> DQNLearner:
     return DQNLearner(DQNConfig(), DQNConfig().network(CHOICE, NET, seed=0), collective=ranks)
+
+
+def qmix(ranks: Collective) -> QMIXLearner:
+    return made(ranks=ranks)
+
+
+def vdn(ranks: Collective) -> QMIXLearner:
+    return made(ranks=ranks, mixer="vdn", share="none")
+
+
+def independent_q(ranks: Collective) -> QMIXLearner:
+    """Ranks have unequal numbers of agents that decided."""
+    return made(ranks=ranks, mixer="none")
 
 
 def sac(ranks: Collective) -> SACLearner:
@@ -155,6 +170,9 @@ LEARNERS: dict[str, tuple[Make, Callable[[], list[Segment]]]] = {
     "a2c": (a2c, played),
     "impala": (impala, played),
     "dqn": (dqn, lambda: [segment(1, 12, CHOICE)]),
+    "qmix": (qmix, lambda: [transitions(1, 12)]),
+    "vdn": (vdn, lambda: [transitions(1, 12)]),
+    "independent_q": (independent_q, lambda: [transitions(1, 12, own_rewards=True)]),
     "bc": (bc, done),
     "rlpd": (rlpd, lambda: [segment(1, 12, BOX)]),
     "sac": (sac, lambda: [segment(1, 12, BOX)]),

@@ -123,3 +123,58 @@ class Masked(Leaver):
             assert actions["early_0"] == 1, "its mask allows the last action only"
         obs, *rest, _ = super().step(actions)
         return obs, *rest, self._infos(obs)  # type: ignore[return-value]
+
+
+class Crew:
+    """Agents `a`, `b` and `c`, with equal spaces, leave at a step of their own, each drawn anew: terminated or truncated.
+
+    Agent i sees [a number of the episode, i, steps], may take action 0 and (i + steps) % 3, and is paid 10 i + steps and the
+    number of its action. `state()` is [that number, steps, who is there].
+    """
+
+    possible_agents = ("a", "b", "c")
+    state_space = spaces.Box(-np.inf, np.inf, (5,), np.float32)
+
+    def __init__(self, longest: int = 6) -> None:
+        self.longest, self.agents = longest, []
+        self._t, self._draw, self._ends = 0, 0.0, {}
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        return spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space:
+        return spaces.Discrete(3)
+
+    def state(self) -> np.ndarray[Any, Any]:
+        there = [agent in self.agents for agent in self.possible_agents]
+        return np.array([self._draw, self._t, *there], np.float32)
+
+    def _seen(self, agents: Any) -> tuple[Out, Out]:
+        number = {agent: i for i, agent in enumerate(self.possible_agents)}
+        obs = {a: np.array([self._draw, number[a], self._t], np.float32) for a in agents}
+        masks = {a: np.array([k in (0, (number[a] + self._t) % 3) for k in range(3)], np.int8) for a in agents}
+        return obs, {a: {"action_mask": masks[a]} for a in agents}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Out, Out]:
+        rng = np.random.default_rng(seed)
+        self.agents, self._t, self._draw = list(self.possible_agents), 0, float(rng.random())
+        ends = zip(rng.integers(1, self.longest + 1, 3), rng.random(3) < 0.5, strict=True)
+        self._ends = dict(zip(self.possible_agents, ends, strict=True))
+        return self._seen(self.agents)
+
+    def step(self, actions: Out) -> tuple[Out, Out, Out, Out, Out]:
+        assert set(actions) == set(self.agents)
+        obs_of, self._t = list(self.agents), self._t + 1
+        over = {a: self._t >= self._ends[a][0] for a in obs_of}
+        number = {agent: i for i, agent in enumerate(self.possible_agents)}
+        rewards = {a: 10.0 * number[a] + self._t + float(actions[a]) for a in obs_of}
+        terminated, truncated = ({a: over[a] and bool(self._ends[a][1]) is how for a in obs_of} for how in (True, False))
+        obs, infos = self._seen(obs_of)
+        self.agents = [a for a in obs_of if not over[a]]
+        return obs, rewards, terminated, truncated, infos
+
+
+class StatelessCrew(Crew):
+    """A crew without a state of its own."""
+
+    state_space = None

@@ -18,6 +18,7 @@ from runnel.envs.curricula.config import OF_KIND
 from runnel.graphs.run_config import RunConfig
 from runnel.run import registry
 
+CREW = f"{Path(__file__).parents[1] / 'envs' / 'team_envs.py'}:Crew"
 ENV: dict[str, Any] = {
     "num_envs": 2,
     "num_steps": 8,
@@ -45,6 +46,10 @@ BASE: dict[str, dict[str, Any]] = {
         **{name: value for name, value in ENV.items() if name != "vector.backend"},
         "teams": ("sender|a=one", "receiver|b=two"),
         **{"ppo.num_minibatches": 2, "ppo.num_epochs": 2, "ppo.lr": 0.05},
+    },
+    "qmix": {
+        **{name: value for name, value in REPLAY.items() if name != "vector.backend"},
+        **{"env": CREW, "qmix.batch_size": 8, "qmix.target_every": 2, "update_ratio": 0.5, "qmix.lr": 0.05},
     },
     "dqn": {
         **REPLAY,
@@ -83,7 +88,7 @@ BASE["sqirl"] = {**ENV, "num_steps": 64, "total_updates": 3, "sqirl.horizon": 5,
 BASE["soap"] = BASE["ppo"]
 BASE["gbrl"] = {k: v for k, v in BASE["ppo"].items() if not k.startswith(("ppo.", "net."))}
 BASE["gbrl"] |= {"gbrl.num_minibatches": 2, "gbrl.num_epochs": 2, "gbrl.lr": 0.05}
-SAME = {"cartpole": "ppo"}
+SAME = {"cartpole": "ppo", "vdn": "qmix", "independent_q": "qmix"}
 """Recipes that are another one with other defaults: the same `build`."""
 
 LOCAL = {"launcher": "local"}
@@ -152,6 +157,13 @@ TRIES: dict[str, Try] = {
     "impala.lr": Try(0.05),
     "impala.rho_bar": Try(2.0, {"impala.lr": 0.05, "total_updates": 6}),
     "impala.c_bar": Try(given={"impala.lr": 0.05, "total_updates": 6}),
+    "qmix.mixer": Try("vdn"),
+    "qmix.lr": Try("linear(1e-2, 0)"),
+    "qmix.epsilon": Try(0.0),
+    "qmix.double": Try(given={"qmix.lr": 0.5, "qmix.target_every": 3}),
+    "qmix.burn_in": Try(2, {"net.core": "gru"}),
+    "qmix.eta": Try(given={"net.core": "gru", "replay.prioritised": True}),
+    "qmix.max_grad_norm": Try(0.01),
     "dqn.epsilon": Try(0.0),
     "dqn.double": Try(given={"dqn.lr": 0.5, "dqn.target_every": 3}),
     "dqn.num_atoms": Try(given={"dqn.head": "c51"}),
@@ -199,6 +211,19 @@ OF: dict[str, dict[str, Try]] = {
         "net.conv": Try("none"),
         "net.channels": Try("last"),
         "net.core_size": Try(),
+    },
+    "qmix": {
+        "env": Try("runnel.envs.team.toy:TwoSteps"),
+        "env_kwargs": Try({"longest": 3}),
+        "teams": Try((".*=one",)),
+        "net.critic_only": Try(("luck",), {"env": "team_frames:Lucks"}),
+        "net.conv": Try("none", {"env": "team_frames:Frames", "env_kwargs": {"stack": 2}, "net.hidden": None}),
+        "net.channels": Try("last", {"env": "team_frames:Frames", "env_kwargs": {"stack": 5}, "net.hidden": None}),
+        "replay.compress_frames": Try(),
+        "total_steps": Try(40),
+        "total_updates": Try(3),
+        "team_reward": Try("sum"),
+        "replay.n_step": Try(2),
     },
     "dqn": {"total_steps": Try(40), "total_updates": Try(3), **OF_EPISODES},
     "gbrl": {"net.core_size": Try(), "gbrl.num_bins": Try(2)},

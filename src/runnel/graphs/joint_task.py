@@ -1,0 +1,138 @@
+"""An environment of several agents as one agent, as recipes of replay use it: `TeamTask` behind the calls of `EnvTask`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, cast
+
+from runnel.core.contracts.evaluation import AgentRoute, Policy, SampleRoute
+from runnel.core.contracts.inference import Inferencer
+from runnel.core.contracts.samples import Sampler
+from runnel.core.contracts.tasks import TaskSource
+from runnel.core.errors import ConfigError, UnusedSettingError
+from runnel.core.rng import make_seed
+from runnel.core.spaces import ArraySpec, EnvSpec
+from runnel.envs.curricula.config import CurriculumConfig
+from runnel.envs.sampler import VecEnvSampler
+from runnel.envs.spaces import flatten_obs
+from runnel.envs.team.joint import JointVector, TeamReward, joint_spec
+from runnel.envs.vector import VectorEnv
+from runnel.eval.runner import EnvEvaluation
+from runnel.graphs.experiment import ActorSpec, EvaluationSpec
+from runnel.graphs.joint_config import TeamReplayConfig
+from runnel.graphs.team_task import EVAL_ENVS, TeamTask
+from runnel.nets.inferencer import Acts, AgentNet, TorchInferencer
+from runnel.nets.policy import EnvPolicy
+from runnel.nets.team import TeamPolicy
+
+TEAM = "team"
+
+
+class SeatedNet(AgentNet, Protocol):
+    """A network that acts for a whole team, or for one agent of it."""
+
+    def seat(self, agent: int) -> Acts:
+        """What acts for one agent alone, with the same weights."""
+        ...
+
+
+class JointTask:
+    """The environment of `config`, all of whose agents are one. `algorithm` is for messages.
+
+    With `global_state` training rows also hold it; with `own_rewards` they hold what each agent is paid itself.
+    """
+
+    def __init__(
+        self,
+        config: TeamReplayConfig,
+        *,
+        algorithm: str,
+        global_state: bool = False,
+        own_rewards: bool = False,
+    ) -> None:
+        self._config, self._own_rewards = config, own_rewards
+        routes = [AgentRoute(".*", TEAM, (SampleRoute(TEAM),))]
+        try:
+            self.team = TeamTask(config, routes=routes, global_state=global_state)
+        except ConfigError as error:
+            if error.field != "teams" or isinstance(error, UnusedSettingError):
+                raise
+            fix = (
+                f"{algorithm} needs agents of equal spaces: pad them to one form in a wrapper of your own, or use ippo or mappo"
+            )
+            raise ConfigError("env", config.env, f"{error.fix.partition(';')[0]}; {fix} with --teams") from error
+        (side,), (seen,) = self.team.sides.values(), self.team.seen.values()
+        self.name, self.agents = self.team.name, side.agents
+        self.agent_spec: EnvSpec = seen.spec
+        """What each agent sees and does."""
+        self.spec = joint_spec(side, own_rewards=own_rewards)
+
+    def vector(self, num_envs: int, *, seed: int, index0: int = 0, evaluation: bool = False) -> VectorEnv:
+        """`num_envs` of the environment; `index0` is the number of the first among all of the run. For `evaluation` rows hold
+        what agents see alone, and returns are means over agents."""
+        team = self.team.vector(num_envs, seed=seed, index0=index0, acting=evaluation)
+        reward: TeamReward = "mean" if evaluation else self._config.team_reward
+        return JointVector(team, team_reward=reward, own_rewards=self._own_rewards and not evaluation)
+
+    def curriculum(self, config: CurriculumConfig) -> None:
+        """Teams choose themselves what they play."""
+
+    def check_states(self) -> None:
+        """Nothing begins at recorded states."""
+
+    def actors(
+        self,
+        num_envs: int,
+        *,
+        noise_size: int,
+        num_env_groups: int = 1,
+        state: Mapping[str, ArraySpec] | None = None,
+        stream: str = "trajectories",
+        device: str = "",
+        tasks: Callable[[], TaskSource] | None = None,
+    ) -> tuple[ActorSpec, ...]:
+        """The actors of the run, all writing `stream`, each with environments of its own in `num_env_groups` groups."""
+        assert tasks is None, "teams choose themselves what they play"
+        width = num_envs // num_env_groups
+
+        def maker(index: int) -> Callable[[int], Sampler]:
+            def make(incarnation: int) -> Sampler:
+                seed, name = make_seed(self._config.seed, "actor", incarnation), f"actor-{index}"
+                routes, own = [AgentRoute(samples=(SampleRoute(stream),))], make_seed(seed, index)
+                starts = range(index * num_envs, (index + 1) * num_envs, width)
+                vectors = [self.vector(width, seed=seed, index0=first) for first in starts]
+                return VecEnvSampler(vectors, routes=routes, noise_size=noise_size, seed=own, name=name, state=state)
+
+            return make
+
+        return tuple(ActorSpec(f"actor-{i}", maker(i), writes=(stream,)) for i in range(self._config.most_actors))
+
+    def evaluation(self, make_net: Callable[[], AgentNet]) -> EvaluationSpec | None:
+        """Greedy episodes beside training, as `config.eval` says; None where it says none."""
+        c = self._config
+        episodes, seed = c.eval.episodes, make_seed(c.seed, "evaluation")
+        if not episodes:
+            return None
+
+        def make() -> EnvEvaluation:
+            net = make_net()
+
+            def vector() -> VectorEnv:
+                return self.vector(min(episodes, EVAL_ENVS), seed=seed, evaluation=True)
+
+            noise, state = net.noise_size, net.state_spec
+            return EnvEvaluation(
+                vector, episodes=episodes, seed=seed, noise_size=noise, state=state, max_steps=c.eval.max_steps
+            )
+
+        return EvaluationSpec(make, lambda: TorchInferencer(make_net(), greedy=True, device=c.device))
+
+    def policy(self, make_net: Callable[[], AgentNet]) -> tuple[Policy, Inferencer]:
+        """What `rl.load` gives back: it acts for a dict of observations by agent."""
+        net = cast(SeatedNet, make_net())
+        inferencer, spaces, seed = TorchInferencer(net), self.team.spaces, self._config.seed
+        policies = {
+            agent: EnvPolicy(net.seat(i), self.agent_spec, flatten=flatten_obs(spaces[agent]), seed=seed)
+            for i, agent in enumerate(self.agents)
+        }
+        return TeamPolicy(policies), inferencer

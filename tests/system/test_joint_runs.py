@@ -1,0 +1,139 @@
+"""Runs that learn the value of a whole team from replay: every launcher gives the same, and a resume goes on bit for bit where
+some agents have left and others play on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+import runnel as rl
+from runnel.run.checkpoint import read_parts
+
+CREW = f"{Path(__file__).parents[1] / 'unit' / 'envs' / 'team_envs.py'}:Crew"
+TEAM: dict[str, Any] = {
+    "env": CREW,
+    "seed": 3,
+    "num_envs": 4,
+    "num_steps": 5,
+    "total_steps": 200,
+    "min_fill": 40,
+    "log_every": 1,
+    "update_ratio": 0.125,
+    "net": {"hidden": (8,)},
+    "qmix": {"batch_size": 16, "lr": 1e-2, "target_every": 3, "mixer_width": 4, "hypernet": 8},
+    "track": (),
+    "name": "run",
+    "checkpoint": {"every": 3},
+    "eval": {"every": 8, "episodes": 5},
+    "deterministic": True,
+}
+MEMORY = {"net": {"hidden": (8,), "core": "gru", "core_size": 4}, "qmix": {**TEAM["qmix"], "batch_size": 4, "burn_in": 1}}
+
+
+def train(out: Path, recipe: str = "qmix", **more: Any) -> rl.Run:
+    return rl.train(recipe, out=str(out), **{**TEAM, **more})
+
+
+def params(run: rl.Run) -> Path:
+    return sorted((run.path / "checkpoints").glob("0*"))[-1] / "params.safetensors"
+
+
+def content(run: rl.Run) -> tuple[list[Any], bytes]:
+    """What updates say of learning, and the bytes of the last parameters."""
+    said = [{k: v for k, v in row["metrics"].items() if k in ("loss/td", "q", "grad_norm", "return")} for row in run.rows()]
+    return said, params(run).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> rl.Run:
+    return train(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"launcher": "local", "placement": {"policy_workers": 1}},
+        {"vector": {"backend": "processes", "num_workers": 2}},
+    ],
+    ids=["local, a policy worker", "environments in processes"],
+)
+def test_every_launcher_gives_the_same(whole: rl.Run, more: dict[str, Any], tmp_path: Path) -> None:
+    assert (whole.status, whole.steps) == ("finished", 200)
+    assert content(train(tmp_path, **more)) == content(whole)
+
+
+def left(run: rl.Run) -> int:
+    """Environments of the newest checkpoint in which some agents have left, and others play on."""
+    checkpoint = sorted((run.path / "checkpoints").glob("0*"))[-1]
+    found: list[torch.Tensor] = []
+
+    def look(value: Any) -> None:
+        if isinstance(value, dict):
+            if "active" in value and isinstance(value["active"], torch.Tensor):
+                found.append(value["active"].view(4, 3))
+            for inner in value.values():
+                look(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                look(inner)
+
+    look(read_parts(checkpoint))
+    (active,) = found
+    return int((active.any(-1) & ~active.all(-1)).sum())
+
+
+@pytest.mark.parametrize(("more", "version"), [({}, 4), ({}, 7), (MEMORY, 6)], ids=["4", "7", "with a memory"])
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(more: Any, version: int, whole: rl.Run, tmp_path: Path) -> None:
+    other = train(tmp_path / "other", **more) if more else whole
+    settings = {**TEAM, **more}
+    stopped = rl.train("qmix", out=str(tmp_path), on_update=lambda row: row["version"] < version, **settings)
+    assert (stopped.status, stopped.version) == ("stopped", version)
+    assert left(stopped), "in some environments an agent has left, and others play on"
+    assert content(rl.resume(stopped.path)) == content(other)
+
+
+def test_a_loaded_team_acts_for_a_dict_of_observations(whole: rl.Run) -> None:
+    policy: Any = rl.load(whole.path)
+    masks = {"b": np.array([1, 0, 0], np.int8), "c": np.array([1, 0, 1], np.int8)}
+    actions = policy.act({agent: np.zeros(3, np.float32) for agent in masks}, action_mask=masks)
+    assert actions["b"] == 0
+    assert actions["c"] in (0, 2)
+    assert len(rl.evaluate(whole.path, episodes=3).returns) == 3
+
+
+def test_two_ranks_train_on_the_same_rows_as_one(tmp_path: Path) -> None:
+    """Agents that learn alone: ranks have unequal numbers of those that decided."""
+    settings = {"launcher": "local", "eval": {"episodes": 0}, "total_steps": 100, "qmix": {"batch_size": 16, "lr": 1e-2}}
+    found = []
+    for trainers in (1, 2):
+        run = train(tmp_path / str(trainers), "independent_q", placement={"trainers": trainers}, **settings)
+        found.append(load_file(params(run)))
+    assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
+
+
+def test_actors_that_wait_for_nobody(tmp_path: Path) -> None:
+    """Two processes play while the learner learns; every row is accounted for."""
+    settings = {"launcher": "local", "num_actors": 2, "staleness": {"mode": "window", "max_lag": 8}, "deterministic": False}
+    run = train(tmp_path, "vdn", **{**settings, "qmix": {"batch_size": 16}, "total_steps": 400})
+    assert (run.status, run.steps) == ("finished", 400)
+    for account in run.rows("end")[-1]["streams"].values():
+        settled = account["consumed"] + sum(account["dropped"].values()) + sum(account["cancelled"].values())
+        assert account["dispatched"] == settled + account["in_flight"]
+
+
+def test_what_cannot_work_is_refused_in_words(tmp_path: Path) -> None:
+    for more, text in (
+        ({"env": "runnel.envs.team.toy:Whisper"}, "differ in their spaces; qmix needs agents of equal spaces: pad them"),
+        ({"teams": ("a=x", ".*=y")}, "this recipe learns one team"),
+        ({"qmix": {"mixer": "vdn", "hypernet": 3}}, r"qmix\.hypernet.*is of a mixer"),
+        ({"qmix": {"mixer": "none"}, "team_reward": "sum"}, "each agent learns from what it is paid itself"),
+        ({"num_steps": 4, "qmix": {"burn_in": 4}, "net": MEMORY["net"]}, "must leave some of num_steps = 4"),
+    ):
+        with pytest.raises(rl.ConfigError, match=text):
+            train(tmp_path, **more)  # type: ignore[arg-type]
