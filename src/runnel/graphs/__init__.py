@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         TrainerSpec as TrainerSpec,
         TransformSpec as TransformSpec,
     )
+    from runnel.graphs.league import league_graph as league_graph, league_task as league_task
     from runnel.graphs.mix import share_of as share_of
     from runnel.graphs.offline import (
         DataEnvConfig as DataEnvConfig,
