@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import runnel as rl
 from runnel.agents.outcomes import Outcomes
+from runnel.envs.team.toy import Bids
 from runnel.run.checkpoint import Checkpoints, read_parts
 from runnel.track.folder import RunFolder
 
 GAME: dict[str, Any] = {
-    "env": "selfplay_games:Bids",
     "seed": 3,
     "num_envs": 4,
     "num_steps": 10,
@@ -117,7 +118,9 @@ class Watched:
         for segments in self.seen.values():
             segments.sort(key=lambda one: one[0])
             parts = [a for _, a in segments]
-            assert [count for count, _ in segments] == list(range(segments[0][0], segments[0][0] + self.lanes * len(parts), self.lanes))
+            assert [count for count, _ in segments] == list(
+                range(segments[0][0], segments[0][0] + self.lanes * len(parts), self.lanes)
+            )
             member, ended, active = (
                 torch.cat(xs)
                 for xs in (
@@ -145,7 +148,7 @@ HARD: dict[str, Any] = {
     "total_updates": 40,
     "pool": {"size": 2, "every": 1, "latest": 0.2, "window": 20},
     "eval": {"episodes": 0},
-    "checkpoint": {"every": "never", "best": True},
+    "checkpoint": {"every": "never"},
     "deterministic": False,
 }
 
@@ -165,9 +168,42 @@ def test_no_opponent_changes_inside_an_episode(more: dict[str, Any], tmp_path: P
     """A pool of two, of which one is replaced at every update as soon as its last episode is over; segments are shorter than
     episodes."""
     watched = Watched(monkeypatch, lanes=2)
-    settings = {**HARD, **more, "checkpoint": {"every": "never"}}
-    run = train(tmp_path, **settings)
+    run = train(tmp_path, **{**HARD, **more})
     assert run.status == "finished"
     assert watched.check(3 if "Three" in run.path.joinpath("config.json").read_text() else 2) > 50
     members = {m["name"] for row in league(run) for m in row["members"]}
     assert len(members) > 8
+
+
+def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    for more, text in [
+        ({"env": "selfplay_games:Uneven"}, "agents 'left' and 'right' differ in their spaces; self-play is for seats that one"),
+        ({"env": "selfplay_games:Alone"}, r"it has one agent \(left\), and self-play needs two; use ppo"),
+        ({"teams": ("left=a", "right=b")}, "this recipe says itself which policy serves an agent"),
+        ({"pool": {"every": 0}}, "nobody would ever join the pool; set every, or beat"),
+        ({"pool": {"size": 1}}, r"pool.size = 1: must be at least 2"),
+        ({"pool": {"pick": "uniform", "power": 3.0}}, "pool.power = 3.0: is of pfsp; set pick"),
+        ({"pool": {"exploiter_updates": 3}}, "there are no exploiters; set exploiters"),
+        ({"launcher": "local", "placement": {"trainers": 2}}, "results of games are not shared by ranks yet; use 1"),
+        (
+            {"launcher": "local", "deterministic": False, "placement": {"max_actors": 2}},
+            "an actor that leaves may be in an episode of a member whose place is needed",
+        ),
+    ]:
+        with pytest.raises(rl.RunnelError, match=text):
+            train(tmp_path, **more)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loaded_policy_is_the_live_one_for_every_agent_and_may_be_an_opponent(whole: rl.Run, tmp_path: Path) -> None:
+    policy, game = rl.load(whole.path), Bids()
+    obs, _ = game.reset(seed=1)
+    assert set(policy.act(obs)) == {"left", "right"}
+    net = load_file(sorted((whole.path / "checkpoints").glob("0*"))[-1] / "params.safetensors")
+    inner = policy.policies["left"].net
+    for name, x in inner.state_dict().items():
+        assert torch.equal(x, net[f"main/{name}"])
+    teams = ("left=attacker", f"right=run:{whole.path}@best")
+    settings = {"teams": teams, "env": "runnel.envs.team.toy:Bids", "net": {"hidden": (8,)}, "ppo": {"normalise_obs": True}}
+    short = {"num_steps": 10, "total_updates": 2, "track": (), "eval": {"episodes": 2}}
+    assert rl.train("ippo", out=str(tmp_path), **settings, **short).status == "finished"

@@ -27,12 +27,12 @@ from runnel.agents.team import set_members, takes_of
 from runnel.core.bounds import bounded, check_bounds
 from runnel.core.contracts.learning import HasRng, Learner, LoadsInitialParams, Update
 from runnel.core.errors import ConfigError
+from runnel.core.lineups import number_of
 from runnel.core.records import Batch, Segment
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.state import State
 from runnel.core.trajectories import ACTIVE
-from runnel.nets.pool import number_of
-from runnel.ops.matchmaking import PICKS, Standing, pfsp
+from runnel.ops.matchmaking import PICKS, pfsp
 
 MAIN, EXPLOITER, LEAGUE_EXPLOITER = "main", "exploiter", "league-exploiter"
 ROW_EVERY = 10

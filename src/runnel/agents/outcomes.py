@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from runnel.core.lineups import LINEUP, MEMBER
 from runnel.core.records import Batch, Segment, StreamSpec
 from runnel.core.state import State
 from runnel.core.trajectories import ACTIVE, REWARD, TASK_RETURN
-from runnel.nets.pool import LINEUP, MEMBER
 from runnel.ops.matchmaking import DRAW, LOSS, WIN
 from runnel.ops.returns import returns_so_far
 
@@ -104,9 +104,7 @@ class Outcomes:
             left[(active[seen:].any(0).reshape(left.shape) & ~np.isnan(left)).any(1)] = np.nan
         return games
 
-    def _count(
-        self, games: Games, now: NDArray[np.bool_], left: NDArray[np.float64], member: NDArray[np.int64]
-    ) -> None:
+    def _count(self, games: Games, now: NDArray[np.bool_], left: NDArray[np.float64], member: NDArray[np.int64]) -> None:
         """Count each pair of seats of which one has just ended and the other has ended, too."""
         for i in range(self._seats):
             for j in range(self._seats):

@@ -14,8 +14,10 @@ from torch import Tensor
 from runnel.agents.outcomes import Games, Outcomes
 from runnel.core.contracts.learning import Learner
 from runnel.core.errors import CheckpointError
+from runnel.core.lineups import number_of, role_and_version
 from runnel.core.state import State
-from runnel.nets.pool import DRAW as DRAW_OF, FROZEN, NUMBERS, SHARES, number_of, packed, role_and_version
+from runnel.nets.pool import DRAW as DRAW_OF
+from runnel.nets.pool import FROZEN, NUMBERS, SHARES, packed
 from runnel.ops.matchmaking import DRAW, ELO_START, LOSS, WIN, Standing, rate, win_rates
 
 FIRST = 0
@@ -120,8 +122,8 @@ class FrozenPool:
             found = self._checksum(self._at[number])
             if found != checksum:
                 raise CheckpointError(
-                    f"member {self.name(number)} of the pool has changed since it was frozen (checksum {found}, not {checksum}); "
-                    "go back to a checkpoint that is whole"
+                    f"member {self.name(number)} of the pool has changed since it was frozen: its checksum is {found}, not "
+                    f"{checksum}; go back to a checkpoint that is whole"
                 )
 
     # ----------------------------------------------------------------------------------------------------------- results

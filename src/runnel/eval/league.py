@@ -12,20 +12,20 @@ from torch import Tensor
 from runnel.core.contracts.evaluation import POLICY, Clients, EvalResult, Progress, ResultTable
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.errors import ConfigError
+from runnel.core.lineups import LINEUP, MEMBER, RANDOM, place_code, role_and_version
 from runnel.core.records import Batch
 from runnel.core.rng import make_rng, make_seed
 from runnel.core.spaces import ArraySpec
 from runnel.envs.spaces import MASK
 from runnel.envs.team.contract import TeamVector
 from runnel.eval.runner import MAX_STEPS, ask
-from runnel.nets.pool import LINEUP, MEMBER, RANDOM, place_code, role_and_version
 
 MAIN = 0
 """The place of the policy that is measured."""
 
 
 @dataclass(frozen=True)
-class Played:
+class LeagueGame:
     """An episode: the seat of the main policy, its sum of rewards, and its result (1 won, 0.5 drawn, 0 lost)."""
 
     seat: int
@@ -40,8 +40,8 @@ class LeagueEvaluation:
 
     Opponents are a player that draws its actions at random, and every member of the pool. The main policy takes its most
     probable action; the others draw theirs, as in training. The client serves a `nets/pool.PoolNet` with `places` for frozen
-    members. `returns` are of the opponents that stay the same all through a run, the random one and the first member, so that
-    evaluations can be compared; `extra` has the win rates (a draw is half a win): `win_rate/random`, `win_rate/first`,
+    members. `returns` are those against the random player, which is the same in every run, so that evaluations can be compared;
+    `extra` has the win rates (a draw is half a win): `win_rate/random`, `win_rate/first`,
     `win_rate/last`, `win_rate/worst` over the pool, and each from one seat alone (`win_rate/random/seat_0`).
     """
 
@@ -69,7 +69,7 @@ class LeagueEvaluation:
         seed, client = make_seed(self._seed, "eval", round_index), clients[POLICY]
         members = self._members(client)
         opponents = {"random": RANDOM, **{name: place_code(place) for name, place in members.items()}}
-        games: dict[str, list[Played]] = {}
+        games: dict[str, list[LeagueGame]] = {}
         for name, code in opponents.items():
             # every opponent is met on the same seeds
             games[name] = _Match(self, self._vector, client, code, seed).play()
@@ -97,13 +97,13 @@ class LeagueEvaluation:
             named[f"{self._roles[role]}@{version}"] = found[number]
         return named
 
-    def _result(self, games: Mapping[str, list[Played]], members: list[str]) -> EvalResult:
+    def _result(self, games: Mapping[str, list[LeagueGame]], members: list[str]) -> EvalResult:
         assert self._vector is not None
         (side,) = self._vector.sides.values()
-        fixed = [*games["random"], *(games[members[0]] if members else [])]
-        extra = {"length": [float(g.length) for g in fixed]}
-        if any(g.cut for g in fixed):
-            extra["cut"] = [float(g.cut) for g in fixed]
+        compared = games["random"]
+        extra = {"length": [float(g.length) for g in compared]}
+        if any(g.cut for g in compared):
+            extra["cut"] = [float(g.cut) for g in compared]
         worst = min(members, key=lambda name: _rate(games[name]), default="")
         named = {"random": "random"} | ({"first": members[0], "last": members[-1], "worst": worst} if members else {})
         for name, whom in named.items():
@@ -115,7 +115,7 @@ class LeagueEvaluation:
             [_rate(played), *(_rate([g for g in played if g.seat == seat]) for seat in range(len(side.agents)))]
             for played in games.values()
         ]
-        return EvalResult([g.total for g in fixed], extra, tables={"Main against": ResultTable(list(games), columns, rows)})
+        return EvalResult([g.total for g in compared], extra, tables={"Main against": ResultTable(list(games), columns, rows)})
 
     def close(self) -> None:
         if self._vector is not None:
@@ -123,7 +123,7 @@ class LeagueEvaluation:
             self._vector = None
 
 
-def _rate(played: list[Played]) -> float:
+def _rate(played: list[LeagueGame]) -> float:
     return sum(g.points for g in played) / len(played) if played else float("nan")
 
 
@@ -148,9 +148,9 @@ class _Match:
             if key != LINEUP
         }
 
-    def play(self) -> list[Played]:
+    def play(self) -> list[LeagueGame]:
         """Play all of them; once more from a reset where an episode had to be cut, because nothing else ends it."""
-        found: list[Played] = []
+        found: list[LeagueGame] = []
         attempt = 0
         while any(self._owed):
             self._vector.reset(self._seed if attempt == 0 else make_seed(self._seed, "again", attempt))
@@ -159,10 +159,10 @@ class _Match:
             attempt += 1
         return found
 
-    def _until_stuck(self) -> list[Played]:
+    def _until_stuck(self) -> list[LeagueGame]:
         """From a reset until no environment owes an episode, or those that do are in one that was cut."""
         num = self._vector.num_envs
-        found, sums, age, stuck = list[Played](), np.zeros((num, self._seats)), np.zeros(num, np.int64), set[int]()
+        found, sums, age, stuck = list[LeagueGame](), np.zeros((num, self._seats)), np.zeros(num, np.int64), set[int]()
         for x in self._memory.values():
             x.zero_()
         while any(owed and env not in stuck for env, owed in enumerate(self._owed)):
@@ -198,8 +198,8 @@ class _Match:
             rows[MASK] = out.action_mask
         return rows
 
-    def _played(self, env: int, sums: np.ndarray, length: int, *, cut: bool) -> Played:
+    def _played(self, env: int, sums: np.ndarray, length: int, *, cut: bool) -> LeagueGame:
         seat = self._seat[env]
         mine, best = float(sums[seat]), float(np.delete(sums, seat).max())
         points = 1.0 if mine > best else 0.5 if mine == best else 0.0
-        return Played(seat, mine, length, points, cut)
+        return LeagueGame(seat, mine, length, points, cut)

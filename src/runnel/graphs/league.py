@@ -11,6 +11,7 @@ from runnel.agents.league import LeagueLearner, PoolConfig
 from runnel.core.contracts.evaluation import AgentRoute, SampleRoute
 from runnel.core.contracts.learning import Collective, Learner
 from runnel.core.errors import ConfigError
+from runnel.core.lineups import MEMBER
 from runnel.core.records import FieldSpec, StreamSpec
 from runnel.core.rng import make_seed
 from runnel.core.routes import Side
@@ -24,7 +25,7 @@ from runnel.graphs.team_config import TeamConfig
 from runnel.graphs.team_task import EVAL_ENVS, TeamTask
 from runnel.nets.actor_critic import ActorCritic
 from runnel.nets.inferencer import TorchInferencer
-from runnel.nets.pool import MEMBER, PoolNet
+from runnel.nets.pool import PoolNet
 
 MAIN = "main"
 """The policy, the stream and the inference stream of self-play."""
@@ -121,9 +122,7 @@ def _stream(c: TeamConfig, side: Side, net: PoolNet, *, carried: tuple[str, ...]
         capacity=c.batch_segments * (c.staleness.lag + 1),
         num_writers=c.most_actors,
     )
-    return replace(
-        stream, fields={**stream.fields, MEMBER: FieldSpec(("T", "B"), torch.int64), TASK_RETURN: FieldSpec(("B",))}
-    )
+    return replace(stream, fields={**stream.fields, MEMBER: FieldSpec(("T", "B"), torch.int64), TASK_RETURN: FieldSpec(("B",))})
 
 
 def _evaluation(c: TeamConfig, task: TeamTask, pool: PoolConfig, together: Callable[[], PoolNet]) -> EvaluationSpec | None:

@@ -5,8 +5,7 @@ noise that travels with the request and probabilities that travel with the param
 environment's rows (`LINEUP`), which is zero where an episode ended. So requests, segments and checkpoints carry it without
 knowing of it, and a member that plays an episode plays it to its end.
 
-The number of a member says whose copy it is and of which version (`number_of`), and is never used twice. A row whose member is
-not at hand is an error: nobody else acts for it.
+A row whose member is not at hand is an error: nobody else acts for it.
 """
 
 from __future__ import annotations
@@ -19,48 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.lineups import LINEUP, MEMBER, RANDOM, role_and_version
 from runnel.core.records import Batch
 from runnel.core.spaces import ArraySpec
 from runnel.nets.actor_critic import ActorCritic
 
-LINEUP = "state/lineup"
-"""Whose turn it is to play each seat of the row's environment, by number; zeros: not drawn yet. `[B, A]` int64"""
-MEMBER = "member"
-"""The number of the member that acts for a row, in replies and segments. `[B]` int64"""
-RANDOM = -1
-"""In a lineup of an evaluation: a player whose actions are uniform over those that are allowed."""
 NUMBERS, DRAW, SHARES = "league.numbers", "league.draw", "league.shares"
 """What is published beside the parameters: the member at each place, the probability that a role (row) plays against it, and
 the share of episodes that belongs to each role."""
 FROZEN = "frozen."
 """How the names of the frozen members' memory begin; the type of its numbers follows."""
-
-
-def number_of(role: int, version: int, num_roles: int) -> int:
-    """The number of the copy of a role that was made at `version`; -1: the role itself, which is live.
-
-    >>> number_of(0, -1, 2), number_of(1, -1, 2), number_of(0, 0, 2), number_of(1, 40, 2)
-    (1, 2, 3, 84)
-    """
-    return 1 + role + num_roles * (version + 1)
-
-
-def role_and_version(number: int, num_roles: int) -> tuple[int, int]:
-    """Undo `number_of`.
-
-    >>> role_and_version(84, 2)
-    (1, 40)
-    """
-    return (number - 1) % num_roles, (number - 1) // num_roles - 1
-
-
-def place_code(place: int) -> int:
-    """In a lineup of an evaluation: whoever is at `place`, or nobody.
-
-    >>> place_code(0), place_code(5)
-    (-2, -7)
-    """
-    return -2 - place
 
 
 def packed(params: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ Everything here is a pure function of what is known. Rows and columns are the me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -117,7 +118,7 @@ def expected_score(rating: float, other: float) -> float:
     >>> round(expected_score(1200.0, 1000.0), 2)
     0.76
     """
-    return 1.0 / (1.0 + 10.0 ** ((other - rating) / 400.0))
+    return 1.0 / (1.0 + math.pow(10.0, (other - rating) / 400.0))
 
 
 def rate(ratings: dict[int, float], games: Mapping[tuple[int, int], tuple[float, int]], *, fixed: int) -> None:

@@ -14,10 +14,10 @@ import runnel as rl
 
 @dataclass(frozen=True)
 class Config(rl.graphs.TeamConfig):
-    """PPO (agents/ppo.py) against itself and a pool (agents/league.py), on `num_actors` x `num_envs` games, `num_steps` steps of
-    each per update."""
+    """PPO (agents/ppo.py) against itself and a pool (agents/league.py), on `num_actors` x `num_envs` games, `num_steps` steps
+    of each per update."""
 
-    env: str = "pettingzoo:classic.tictactoe_v3"
+    env: str = "runnel.envs.team.toy:Bids"
     """A game whose agents have equal spaces: pettingzoo:FAMILY.NAME, module:Class or path/to/file.py:factory."""
     total_steps: int | None = 100_000
     """Budget in steps of the environment; all agents of an environment take a step together."""

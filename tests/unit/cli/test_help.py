@@ -14,6 +14,7 @@ MOST = dict.fromkeys(RECIPES, 30) | {
     "appo": 32,
     "ppo_lagrangian": 34,
     "mappo": 34,
+    "selfplay": 41,
     "dqn": 34,
     "drm": 37,
     "cip": 32,
@@ -21,8 +22,8 @@ MOST = dict.fromkeys(RECIPES, 30) | {
     "token_ppo": 33,
     "rlpd": 34,
 }
-"""Fields before "advanced". APPO, PPO-Lagrangian, MAPPO, DQN, DrM, CIP, GBRL and RLPD have more settings of their own, PPO on
-tokens has two algorithms' worth."""
+"""Fields before "advanced". APPO, PPO-Lagrangian, MAPPO, DQN, DrM, CIP, GBRL and RLPD have more settings of their own,
+self-play has a pool, PPO on tokens has two algorithms' worth."""
 
 
 def help_of(recipe: str, capsys: pytest.CaptureFixture[str]) -> str:
