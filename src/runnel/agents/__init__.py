@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from runnel.agents.exchange import ExchangeConfig as ExchangeConfig
     from runnel.agents.gbrl import GBRLConfig as GBRLConfig, GBRLLearner as GBRLLearner
     from runnel.agents.impala import IMPALAConfig as IMPALAConfig, IMPALALearner as IMPALALearner
+    from runnel.agents.league import LeagueLearner as LeagueLearner, PoolConfig as PoolConfig
     from runnel.agents.mappo import MAPPOConfig as MAPPOConfig, MAPPOLearner as MAPPOLearner
     from runnel.agents.mex import MEXConfig as MEXConfig, MEXLearner as MEXLearner
     from runnel.agents.ppo import PPOConfig as PPOConfig, PPOLearner as PPOLearner

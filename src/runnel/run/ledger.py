@@ -31,6 +31,7 @@ from runnel.track.collapse import Watcher
 from runnel.track.cut import FileMark
 from runnel.track.folder import Row, RunFolder
 from runnel.track.groups import GroupFile
+from runnel.track.league import LeagueFile
 from runnel.track.live import LiveView
 from runnel.track.load import LOOK_EVERY_S, Load
 from runnel.track.media import EpisodeFiles
@@ -101,7 +102,7 @@ class Ledger:
         """What callbacks have logged, for the next row of an update."""
         self.view: LiveView | None = None
         self._metrics, self._samples = JsonlSink(folder.metrics), JsonlSink(folder.samples)
-        self._groups = GroupFile(folder.groups)
+        self._groups, self._league = GroupFile(folder.groups), LeagueFile(folder.league)
         self._best = BestParams(folder.best)
         self._videos = EpisodeFiles(folder.episodes, keep=keep_videos)
         self._sinks: Sequence[GuardedSink] = ()
@@ -172,6 +173,7 @@ class Ledger:
         if marks:
             self._videos.cut(self.version)
             self._groups.cut(self.version)
+            self._league.cut(self.version)
             self._best.cut(self.version)
             for sink in self._sinks:
                 sink.rewind()
@@ -230,7 +232,7 @@ class Ledger:
                 self.note(f"new tasks from now on: {event['num']}", what="tasks", about={"added": event["num"]})
             elif kind == "sample":
                 self._samples.row({k: v for k, v in event.items() if k != "worker"})
-            elif kind in ("video", "group"):
+            elif kind in ("video", "group", "league"):
                 self._show(event)
             elif kind == "failure":
                 at, lines = event.get("prompt", ""), event.get("lines", "")  # those of a user's own code
@@ -249,11 +251,13 @@ class Ledger:
                 self.note(f"{event['worker']}: {event['text']}", level=event.get("level", "info"))
 
     def _show(self, event: Row) -> None:
-        """Keep a video or a group of completions. A full disk is only warned of: a video is not worth ending a run."""
+        """Keep a video, a group of completions or a row of a league. A full disk is only warned of: that is not worth an end."""
         kind, version = event["kind"], event["version"]
         try:
             if kind == "video":
                 self._videos.add(event, version=version, steps=self._counts.of(version)[0])
+            elif kind == "league":
+                self._league.add({k: v for k, v in event.items() if k not in ("kind", "worker")})
             else:
                 at = {"version": version, "steps": self.steps, "tokens": self.tokens}
                 self._groups.add({**at, **{k: v for k, v in event.items() if k not in ("kind", "worker")}})

@@ -1,7 +1,7 @@
 """The run folder: which files it holds, how they are written, and how they are read back even after a kill.
 
 config.json  run.json  metrics.jsonl  samples.jsonl  groups.jsonl  episodes/  tensorboard/  checkpoints/  best/  report.html
-log.txt  report_csv/  evals.jsonl  orders.jsonl  control.json  settings.json  tasks.jsonl
+log.txt  report_csv/  evals.jsonl  orders.jsonl  control.json  settings.json  tasks.jsonl  league.jsonl
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 Settings = Mapping[str, Any]
 """The settings of a run, as plain data."""
 
-ROWS = ("metrics.jsonl", "samples.jsonl", "groups.jsonl", "evals.jsonl", "orders.jsonl", "tasks.jsonl")
+ROWS = ("metrics.jsonl", "samples.jsonl", "groups.jsonl", "evals.jsonl", "orders.jsonl", "tasks.jsonl", "league.jsonl")
 """Files of a run with a row a line."""
 WRITTEN = ("config.json", "run.json", *ROWS, "control.json", "settings.json", "log.txt")
 """Files of a run that are written in place."""
@@ -94,6 +94,7 @@ class RunFolder:
         self.control = self.path / "control.json"
         self.settings = self.path / "settings.json"
         self.tasks = self.path / "tasks.jsonl"
+        self.league = self.path / "league.jsonl"
         self.trace = self.path / "trace"
 
     @classmethod

@@ -15,6 +15,7 @@ MOST = dict.fromkeys(RECIPES, 30) | {
     "ppo_lagrangian": 34,
     "mappo": 34,
     **dict.fromkeys(("qmix", "vdn", "independent_q"), 33),
+    "selfplay": 41,
     "dqn": 34,
     "drm": 37,
     "cip": 32,
@@ -23,7 +24,7 @@ MOST = dict.fromkeys(RECIPES, 30) | {
     "rlpd": 34,
 }
 """Fields before "advanced". APPO, PPO-Lagrangian, MAPPO, QMIX, DQN, DrM, CIP, GBRL and RLPD have more settings of their own,
-PPO on tokens has two algorithms' worth."""
+self-play has a pool, PPO on tokens has two algorithms' worth."""
 
 
 def help_of(recipe: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -51,6 +51,11 @@ BASE: dict[str, dict[str, Any]] = {
         **{name: value for name, value in REPLAY.items() if name != "vector.backend"},
         **{"env": CREW, "qmix.batch_size": 8, "qmix.target_every": 2, "update_ratio": 0.5, "qmix.lr": 0.05},
     },
+    "selfplay": {
+        **{name: value for name, value in ENV.items() if name != "vector.backend"},
+        **{"ppo.num_minibatches": 2, "ppo.num_epochs": 2, "ppo.lr": 0.05, "num_envs": 4, "num_steps": 16, "total_updates": 6},
+        **{"pool.every": 1, "pool.size": 3, "pool.window": 4},
+    },
     "dqn": {
         **REPLAY,
         "dqn.batch_size": 8,
@@ -233,6 +238,14 @@ OF: dict[str, dict[str, Try]] = {
     "sac": {"env": Try("MountainCarContinuous-v0"), "env_kwargs": Try({"g": 5.0}), "net.core_size": Try()},
 }
 OF["ippo"]["net.critic_only"] = Try(("luck",), {"env": "team_frames:Lucks"})
+OF["selfplay"] = {
+    **{name: how for name, how in OF["ippo"].items() if name.startswith("net.")},
+    "env": Try("team_frames:Frames"),
+    "env_kwargs": Try({"most_rounds": 4}),
+    "teams": Try((".*=main",)),
+    "pool.beat": Try(0.2, {"pool.every": 50}),
+    "pool.exploiter_wins": Try(0.6),
+}
 OF["mappo"] = {**OF["ippo"], "ppo.huber_delta": Try(0.01), "ppo.value_decay": Try(0.1), "ppo.max_grad_norm": Try(0.1)}
 CONTROL = {
     name: replace(how, given={**how.given, "env_kwargs": {"stack": 2, **how.given.get("env_kwargs", {}), "box": True}})

@@ -33,6 +33,7 @@ OWN = {
     "appo": ("appo.rho_bar", "appo.c_bar"),
     "mappo": ("ppo.huber_delta",),
     "qmix": ("qmix.", "team_reward"),
+    "selfplay": ("pool.",),
     "dqn": ("dqn.", "replay."),
     "sac": ("sac.",),
     "td3": ("td3.",),
@@ -55,6 +56,8 @@ TRIES = {
     "td3.metrics_every": Try(5),
     "drm.metrics_every": Try(5),
     "ppo.target_kl": Try(1e-9),
+    "pool.exploiter_wins": Try(0.501, {"pool.exploiters": 1}),
+    "pool.exploiter_updates": Try(2, {"pool.exploiters": 1}),
 }
 NOT_HERE = {
     "learner.sft_lr": "is of the warm-up, which is over",

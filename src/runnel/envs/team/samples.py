@@ -12,7 +12,7 @@ from runnel.core.contracts.samples import SampleWriter
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch, Slot
 from runnel.core.state import State
-from runnel.core.trajectories import REWARD, own_steps
+from runnel.core.trajectories import REWARD, TASK_RETURN, own_steps
 from runnel.envs.segments import CarriedSums, SegmentWriter, SlotWriters
 from runnel.envs.vector import StepOut
 
@@ -34,6 +34,8 @@ class SampleLane:
         """Steps of the segment that are done, without its burn-in."""
         num_rows = len(out.reward)
         self._sums = CarriedSums(num_rows, {} if gamma is None else {REWARD: gamma}, device=out.reward.device)
+        self._totals = CarriedSums(num_rows, {REWARD: 1.0}, device=out.reward.device, field=lambda _: TASK_RETURN)
+        """Returns so far, without discount, for streams that have them: who has won an episode."""
         self._early: dict[str, Tensor] = {}
         """The recurrent state before the steps that the next segment gets as its burn-in."""
         self._tail: dict[str, Tensor] = {}
@@ -80,6 +82,8 @@ class SampleLane:
         segment, arrays = self._open, self._open.slot.arrays
         self.begun, self.played = True, 0
         self._sums.begin(arrays)
+        if TASK_RETURN in arrays:
+            self._totals.begin(arrays)
         if segment.burn_in and not self._tail:
             self._tail = _nothing(segment, self._now)
             self._tail_versions = [-1] * segment.burn_in
@@ -108,6 +112,8 @@ class SampleLane:
         segment, arrays = self._open, self._open.slot.arrays
         segment.finish()
         self._sums.end(arrays, burn_in=segment.burn_in)
+        if TASK_RETURN in arrays:
+            self._totals.end(arrays, burn_in=segment.burn_in)
         if segment.burn_in:
             first, last = segment.num_steps - segment.burn_in, segment.num_steps
             self._tail = {key: arrays[key][first:last].clone() for key in _by_step(segment)} | self._early
@@ -124,6 +130,7 @@ class SampleLane:
             "begun": self.begun,
             "played": self.played,
             "returns": self._sums.save(),
+            "totals": self._totals.save(),
             "early": {key: x.clone() for key, x in self._early.items()},
             "tail": {key: x.clone() for key, x in self._tail.items()},
             "tail_versions": list(self._tail_versions),
@@ -133,6 +140,7 @@ class SampleLane:
         """Undo `save`."""
         self.segment, self.begun, self.played = None, state["begun"], state["played"]
         self._sums.load(state["returns"])
+        self._totals.load(state.get("totals"))  # older checkpoints have none
         self._early = {key: torch.as_tensor(x) for key, x in state["early"].items()}
         self._tail = {key: torch.as_tensor(x) for key, x in state["tail"].items()}
         self._tail_versions = list(state["tail_versions"])

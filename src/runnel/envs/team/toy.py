@@ -166,3 +166,53 @@ class Secret:
         everybody = self.possible_agents
         over = dict.fromkeys(everybody, True), dict.fromkeys(everybody, False)
         return self._seen(), dict.fromkeys(everybody, paid), *over, {agent: {} for agent in everybody}
+
+
+class Bids:
+    """A game of two equal seats. In each of three to `most_rounds` rounds `left` and `right` bid 0, 1 or 2 at once; each bid
+    beats the one below it, and 0 beats 2. Who is ahead after the last round gets 1, the other -1; if nobody is, both get 0.
+
+    A round is rock, paper, scissors: whoever always bids the same is beaten, and nobody beats who draws all bids alike.
+    """
+
+    possible_agents = ("left", "right")
+
+    def __init__(self, most_rounds: int = 6) -> None:
+        if most_rounds < 3:
+            raise ConfigError("env_kwargs.most_rounds", most_rounds, "use at least 3")
+        self.most_rounds = most_rounds
+        self.agents: list[str] = []
+        self._rng = np.random.default_rng(0)
+        self._t = self._rounds = self._lead = 0
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        """The rounds to come, one's own lead, and a constant."""
+        return spaces.Box(-float(self.most_rounds), float(self.most_rounds), (3,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space:
+        """A bid."""
+        return spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[ByAgent, ByAgent]:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self.agents, self._t, self._lead = list(self.possible_agents), 0, 0
+        self._rounds = int(self._rng.integers(3, self.most_rounds + 1))
+        return self._seen(), {agent: {} for agent in self.agents}
+
+    def _seen(self) -> ByAgent:
+        left, right = self.possible_agents
+        rest = self._rounds - self._t
+        return {left: np.array([rest, self._lead, 1], np.float32), right: np.array([rest, -self._lead, 1], np.float32)}
+
+    def step(self, actions: ByAgent) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+        left, right = (int(actions[agent]) for agent in self.possible_agents)
+        self._lead += (0, 1, -1)[(left - right) % 3]
+        self._t += 1
+        over = self._t == self._rounds
+        paid = float(np.sign(self._lead)) if over else 0.0
+        if over:
+            self.agents = []
+        rewards = dict(zip(self.possible_agents, (paid, -paid), strict=True))
+        flags = dict.fromkeys(self.possible_agents, over), dict.fromkeys(self.possible_agents, False)
+        return self._seen(), rewards, *flags, {agent: {} for agent in self.possible_agents}

@@ -1,0 +1,231 @@
+"""Live policies and frozen members of a pool as one network: who acts for a row is part of the row's state.
+
+An environment of A seats has a lineup: the number of the member that plays each seat. It is drawn when an episode begins, from
+noise that travels with the request and probabilities that travel with the parameters, and lies in the recurrent state of the
+environment's rows (`LINEUP`), which is zero where an episode ended. So requests, segments and checkpoints carry it without
+knowing of it, and a member that plays an episode plays it to its end.
+
+A row whose member is not at hand is an error: nobody else acts for it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runnel.core.errors import ConfigError, DataError
+from runnel.core.lineups import LINEUP, MEMBER, RANDOM, role_and_version
+from runnel.core.records import Batch
+from runnel.core.spaces import ArraySpec
+from runnel.nets.actor_critic import ActorCritic
+
+NUMBERS, DRAW, SHARES = "league.numbers", "league.draw", "league.shares"
+"""What is published beside the parameters: the member at each place, the probability that a role (row) plays against it, and
+the share of episodes that belongs to each role."""
+FROZEN = "frozen."
+"""How the names of the frozen members' memory begin; the type of its numbers follows."""
+
+
+def packed(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All parameters as one vector for each type of numbers, in the order of their names.
+
+    >>> packed({"b": torch.ones(2), "a": torch.zeros(1, 2), "n": torch.ones((), dtype=torch.int64)})["float32"].tolist()
+    [0.0, 0.0, 1.0, 1.0]
+    """
+    kinds: dict[str, list[Tensor]] = {}
+    for name in sorted(params):
+        kinds.setdefault(str(params[name].dtype).removeprefix("torch."), []).append(params[name].detach().reshape(-1))
+    return {kind: torch.cat(parts) for kind, parts in kinds.items()}
+
+
+def unpacked(vectors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Undo `packed`: views of `vectors`, with the names and shapes of `like`."""
+    found, at = {}, dict.fromkeys(vectors, 0)
+    for name in sorted(like):
+        kind, num = str(like[name].dtype).removeprefix("torch."), like[name].numel()
+        found[name] = vectors[kind][at[kind] : at[kind] + num].view(like[name].shape)
+        at[kind] += num
+    return found
+
+
+class PoolNet:
+    """`live` policies by role, and `places` for frozen copies of them, which play environments of `seats` agents.
+
+    Rows are environment-major (row = e * A + a). A reply says which member acted (`MEMBER`). With `greedy` the live policies
+    take their most probable action, frozen ones still draw: an evaluation meets them as training does.
+    """
+
+    def __init__(self, live: Mapping[str, ActorCritic], *, places: int, seats: int) -> None:
+        if seats < 2:
+            raise ConfigError("env", f"{seats} agent", "self-play is for games of at least two agents")
+        self.live, self.seats = dict(live), seats
+        first = next(iter(self.live.values()))
+        self.env_spec, self._first = first.env_spec, first
+        self.own_noise = first.noise_size
+        """Columns of the noise that an action needs; behind them are those of the draw."""
+        self.noise_size = first.noise_size + seats + 2
+        self.state_spec: Mapping[str, ArraySpec] = {**first.state_spec, LINEUP: ArraySpec((seats,), torch.int64)}
+        self._copies = [copy.deepcopy(first) for _ in range(places)]
+        num_roles, num = len(self.live), len(self.live) + places
+        self._league = {
+            NUMBERS: torch.zeros(num, dtype=torch.int64),
+            DRAW: torch.zeros(num_roles, num, dtype=torch.float64),
+            SHARES: torch.zeros(num_roles, dtype=torch.float64),
+        }
+        vectors = packed(first.state_dict())
+        self._memory = {FROZEN + kind: torch.stack([x] * places) for kind, x in vectors.items()}
+        self._view()
+
+    def _view(self) -> None:
+        """Make the frozen networks views of their rows of the memory."""
+        like = self._first.state_dict()
+        for i, net in enumerate(self._copies):
+            rows = {key.removeprefix(FROZEN): x[i] for key, x in self._memory.items()}
+            net.load_state_dict(unpacked(rows, like), assign=True)
+            net.requires_grad_(False)
+
+    # ------------------------------------------------------------------------------------------------------------ acting
+    def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
+        """Each row's member acts for it; environments without a lineup draw one."""
+        lineup = self._lineups(rows)
+        member = lineup.flatten()
+        places = self._places(member)
+        inner = Batch({key: x for key, x in rows.items() if key not in (LINEUP, "noise")})
+        if "noise" in rows:
+            inner["noise"] = rows["noise"][:, : self.own_noise]
+        found = self._by_place(inner, places, greedy=greedy)
+        numbers = self._league[NUMBERS]
+        found[MEMBER] = torch.where(places < 0, member, numbers[places.clamp(min=0)])
+        found[LINEUP] = lineup.repeat_interleave(self.seats, 0)
+        return found
+
+    def _lineups(self, rows: Batch) -> Tensor:
+        """The lineup of each environment: that of any of its rows that has one, else a new one. `-> [E, A]`"""
+        told = rows[LINEUP].view(-1, self.seats, self.seats)
+        has = told.ne(0).any(-1)
+        # who comes into an episode later takes the lineup of those who are there
+        first = has.to(torch.int8).argmax(1)
+        mine = told[torch.arange(len(told), device=told.device), first]
+        new = ~has.any(1)
+        if not bool(new.any()):
+            return mine
+        noise = rows["noise"].view(len(told), self.seats, -1)[:, 0, self.own_noise :].double()
+        return torch.where(new.unsqueeze(1), self._draw(noise), mine)
+
+    def _draw(self, noise: Tensor) -> Tensor:
+        """Lineups by noise `[E, A + 2]`: the role to which the episode belongs, its seat, and an opponent for every other seat.
+        `-> [E, A]`"""
+        role = _choose(self._league[SHARES].expand(len(noise), -1), noise[:, :1])
+        seat = (noise[:, 1:2] * self.seats).long().clamp(max=self.seats - 1)
+        others = _choose(self._league[DRAW][role.squeeze(1)], noise[:, 2:])
+        return self._league[NUMBERS][others.scatter(1, seat, role)]
+
+    def _places(self, member: Tensor) -> Tensor:
+        """The place of each row's member; -1 for `RANDOM` and for a place that is empty. `[B] -> [B]`"""
+        numbers = self._league[NUMBERS]
+        same = member.unsqueeze(1) == numbers
+        found = torch.where(same.any(1), same.to(torch.int8).argmax(1), -1)
+        coded = member < RANDOM
+        if bool(coded.any()):
+            code = (-2 - member).clamp(min=0)
+            found = torch.where(coded & (numbers[code.clamp(max=len(numbers) - 1)] > 0), code, found)
+        lost = (found < 0) & (member > 0)
+        if bool(lost.any()):
+            number = int(member[lost][0])
+            role, version = role_and_version(number, len(self.live))
+            name = f"{list(self.live)[role]}@{version}"
+            there = sorted(n for n in numbers.tolist() if n)
+            raise DataError(
+                f"an episode is played by member {name} (number {number}), which is no longer in the pool (numbers {there}); "
+                "another opponent must not finish it. Please report this as a bug"
+            )
+        return found
+
+    def _by_place(self, rows: Batch, places: Tensor, *, greedy: bool) -> Batch:
+        """The replies of all rows, each by the network at its place."""
+        at = torch.unique(places).tolist()
+        if len(at) == 1:
+            return self._answer(rows, at[0], greedy=greedy)
+        found = Batch()
+        for place in at:
+            index = (places == place).nonzero().squeeze(1)
+            part = self._answer(rows.map(lambda x, index=index: x[index]), place, greedy=greedy)  # type: ignore[misc]
+            for key, x in part.items():
+                if key not in found:
+                    found[key] = x.new_zeros((len(places), *x.shape[1:]))
+                found[key][index] = x
+        return found
+
+    def _answer(self, rows: Batch, place: int, *, greedy: bool) -> Batch:
+        if place < 0:
+            return self._at_random(rows)
+        num_roles = len(self.live)
+        if place < num_roles:
+            return list(self.live.values())[place].act(rows, greedy=greedy)
+        return self._copies[place - num_roles].act(rows)
+
+    def _at_random(self, rows: Batch) -> Batch:
+        """Actions that nothing has been learned for: uniform over those that are allowed, of numbers a normal one."""
+        head, num = self._first.head, len(next(iter(rows.values())))
+        scores = torch.zeros(num, head.num_scores, device=rows["noise"].device)
+        log_std = torch.zeros(head.num_log_std, device=scores.device) if head.num_log_std else None
+        action, logprob = head.sample(scores, rows["noise"], rows.get("action_mask"), log_std)
+        return Batch({"action": action, "logprob": logprob, **{key: rows[key] for key in self._first.state_spec}})
+
+    # -------------------------------------------------------------------------------------------------------- parameters
+    def state_dict(self) -> dict[str, Tensor]:
+        """Live parameters under the name of their role, the memory of the frozen ones, and how opponents are drawn."""
+        live = {f"{role}/{key}": x for role, net in self.live.items() for key, x in net.state_dict().items()}
+        return {**live, **self._memory, **self._league}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *, assign: bool = False) -> None:
+        """Copy what a version has, or share its memory (`assign`)."""
+        for role, net in self.live.items():
+            start = f"{role}/"
+            mine = {key.removeprefix(start): x for key, x in state_dict.items() if key.startswith(start)}
+            net.load_state_dict(mine, assign=assign)
+        for own in (self._memory, self._league):
+            for key, x in own.items():
+                if assign:
+                    own[key] = state_dict[key]
+                else:
+                    x.copy_(state_dict[key])
+        if assign:
+            self._view()
+
+    @property
+    def training(self) -> bool:
+        """Whether a network is in train mode."""
+        return any(net.training for net in self._nets())
+
+    def eval(self) -> PoolNet:
+        """Put all networks into eval mode."""
+        for net in self._nets():
+            net.eval()
+        return self
+
+    def to(self, device: torch.device | str) -> PoolNet:
+        """Move all parameters to a device."""
+        for net in self.live.values():
+            net.to(device)
+        self._memory = {key: x.to(device) for key, x in self._memory.items()}
+        self._league = {key: x.to(device) for key, x in self._league.items()}
+        for net in self._copies:
+            net.to(device)
+        self._view()
+        return self
+
+    def _nets(self) -> list[Any]:
+        nets: list[nn.Module] = [*self.live.values(), *self._copies]
+        return nets
+
+
+def _choose(weights: Tensor, noise: Tensor) -> Tensor:
+    """Places drawn by `weights` `[E, M]` with `noise` `[E, n]` in (0, 1); never one of weight 0. `-> [E, n]`"""
+    sums = weights.cumsum(1)
+    return torch.searchsorted(sums, noise * sums[:, -1:], right=True).clamp(max=weights.shape[1] - 1)
