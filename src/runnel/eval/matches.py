@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations, product
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runnel.core.contracts.evaluation import Progress
 from runnel.core.errors import ConfigError
@@ -27,7 +28,7 @@ from runnel.eval.payoffs import Payoffs
 from runnel.eval.ratings import TeamGame
 from runnel.eval.statistics import Array, bootstrap_interval
 from runnel.eval.tally import Tally
-from runnel.eval.teams import Table
+from runnel.eval.teams import TeamPlay
 
 MOST_SEATS = 5
 """With more seats, two players would sit in more than 30 ways."""
@@ -35,18 +36,17 @@ EVEN = 1e-9
 """Returns that differ by less than this share of their size are a draw: sums of equal rewards may differ in the last digit."""
 
 
-class Sitting(Protocol):
-    """A player in one game: it answers for the agents of its seats, each a policy of the vector by its name."""
+@dataclass(frozen=True)
+class Sitting:
+    """A player in one game. `answer` gives the actions (and recurrent states) of its policies, for rows named `policy/...`; by
+    policy, what its network is asked with beside what it sees."""
 
+    answer: Callable[[Batch], Batch]
     noise_sizes: Mapping[str, int]
-    states: Mapping[str, Mapping[str, ArraySpec]]
-
-    def answer(self, rows: Batch) -> Batch:
-        """Actions (and recurrent states) of its policies, for rows that are named `policy/...`."""
-        ...
+    states: Mapping[str, Mapping[str, ArraySpec]] = field(default_factory=dict)
 
 
-class Player(Protocol):
+class MatchPlayer(Protocol):
     """Whoever plays: a policy, a program, or chance."""
 
     name: str
@@ -75,11 +75,13 @@ class Games:
     @property
     def alike(self) -> bool:
         """Whether all episodes went alike, as far as their results and lengths say."""
-        return len(self.lengths) > 1 and bool((self.returns == self.returns[0]).all() and (self.lengths == self.lengths[0]).all())
+        return len(self.lengths) > 1 and bool(
+            (self.returns == self.returns[0]).all() and (self.lengths == self.lengths[0]).all()
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class Encounter:
     """What a player got against another one: in one seating, or in all of them together."""
 
     player: str
@@ -110,7 +112,7 @@ class Match:
         """The games of two players: one entry for each way in which they sat. Of a player and itself: its self-play."""
         return [games for games in self.games if {*games.players} == {player, other}]
 
-    def between(self, player: str, other: str, *, seating: Sequence[str] | None = None) -> Pair:
+    def between(self, player: str, other: str, *, seating: Sequence[str] | None = None) -> Encounter:
         """What `player` got against `other`: in all seatings together, or in one."""
         found = [g for g in self.seatings(player, other) if seating is None or g.players == tuple(seating)]
         if not found:
@@ -120,7 +122,7 @@ class Match:
         score = Payoffs.of(("a", "b"), [("a", "b", (wins, draws, losses))]).score("a", "b")
         by_seed = mine.mean(axis=0)
         mean = Interval(float(by_seed.mean()), *bootstrap_interval(by_seed.tolist()))
-        return Pair(player, other, wins, draws, losses, score, mean)
+        return Encounter(player, other, wins, draws, losses, score, mean)
 
     @property
     def payoffs(self) -> Payoffs:
@@ -155,12 +157,12 @@ class Match:
         return all(_is_even(games.returns, one).all() for games, one in zip(self.games, first, strict=True))
 
     def gap(self, player: str) -> float:
-        """How much better a player does with itself than with the others, in mean return; NaN if one of these was not played."""
+        """How much better a player does with itself than with the others, in mean return; NaN if either was not played."""
         table, i = self.mean_returns(), self.players.index(player)
         others = np.delete(table[i], i)
         return float(table[i, i] - others.mean()) if len(others) else float("nan")
 
-    def worst(self, player: str) -> Pair:
+    def worst(self, player: str) -> Encounter:
         """The opponent with whom `player` scores least; where nobody plays against anybody, the partner with the lowest
         return."""
         met = [self.between(player, other) for other in self.players if other != player and self.seatings(player, other)]
@@ -201,7 +203,7 @@ def _points(mine: Array, theirs: Array) -> tuple[int, int, int]:
     return wins, int(even.sum()), int(even.size - even.sum()) - wins
 
 
-def _is_even(mine: Array, theirs: Array) -> Array:
+def _is_even(mine: Array, theirs: Array) -> NDArray[np.bool_]:
     return np.asarray(np.abs(mine - theirs) <= EVEN * np.maximum(1.0, np.maximum(np.abs(mine), np.abs(theirs))))
 
 
@@ -221,7 +223,8 @@ def seats_of(agents: Sequence[str], patterns: Sequence[str] = ()) -> dict[str, t
     groups: dict[str, list[str]] = {}
     for agent in agents:
         groups.setdefault(re.sub(r"[_-]?\d+$", "", agent) or agent, []).append(agent)
-    found = {k: tuple(v) for k, v in groups.items()} if len(groups) > 1 else {agent: (agent,) for agent in agents}
+    found: dict[str, tuple[str, ...]] = {k: tuple(v) for k, v in groups.items()}
+    found = found if len(groups) > 1 else {agent: (agent,) for agent in agents}
     _check_number(found, agents)
     return found
 
@@ -275,7 +278,7 @@ class Rules:
 
 def play_match(
     env: str,
-    players: Sequence[Player],
+    players: Sequence[MatchPlayer],
     seats: Mapping[str, tuple[str, ...]],
     vector: TeamVector,
     rules: Rules,
@@ -285,13 +288,15 @@ def play_match(
 ) -> Match:
     """Let every two of `players` play all their seatings in `vector`, which has a policy for each agent.
 
-    With `self_play` each also plays with itself (None: where all seats always get the same, so that cross-play can be compared).
+    With `self_play` each also plays with itself (None: only where all seats always get the same, for cross-play).
     """
     pairs = [(a.name, b.name) for a, b in combinations(players, 2)]
     alone = [(a.name, a.name) for a in players] if self_play or len(players) == 1 else []
     by_name = {player.name: player for player in players}
     if len(by_name) < len(players):
         raise ConfigError("players", [player.name for player in players], "give each player a name of its own")
+    for player in players:  # whoever cannot take a seat says so before anything is played
+        player.sit(vector, list(vector.sides), seed=rules.seed)
     made = RandomOpenings(vector, rules.openings) if rules.openings else vector
 
     def play(some: Sequence[tuple[str, str]], before: tuple[Games, ...] = ()) -> Match:
@@ -311,7 +316,7 @@ def play_match(
 
 
 def _play(
-    vector: TeamVector, seats: Mapping[str, tuple[str, ...]], players: Mapping[str, Player], rules: Rules, seed: int
+    vector: TeamVector, seats: Mapping[str, tuple[str, ...]], players: Mapping[str, MatchPlayer], rules: Rules, seed: int
 ) -> Games:
     """The episodes of one seating."""
     policy_of = {side.agents[0]: policy for policy, side in vector.sides.items()}
@@ -326,13 +331,11 @@ def _play(
         sat = [by_name[name].sit(vector, policies, seed=began) for name, policies in mine.items()]
         noise_sizes = {policy: size for one in sat for policy, size in one.noise_sizes.items()}
         states = {policy: state for one in sat for policy, state in one.states.items()}
-        table = Table(vector, noise_sizes=noise_sizes, states=states, max_steps=rules.max_steps)
-        table.play(_together(sat, mine.values()), tally, rng=make_rng(began, "noise"))
+        team = TeamPlay(vector, noise_sizes=noise_sizes, states=states, max_steps=rules.max_steps)
+        team.play(_together(sat, mine.values()), tally, rng=make_rng(began, "noise"))
         attempt += 1
     result = tally.result()
-    returns = [
-        np.mean([result.extra[f"return/{policy_of[agent]}"] for agent in agents], axis=0) for agents in seats.values()
-    ]
+    returns = [np.mean([result.extra[f"return/{policy_of[agent]}"] for agent in agents], axis=0) for agents in seats.values()]
     cut = int(sum(result.extra.get("cut", ())))
     return Games(tuple(p.name for p in players.values()), np.stack(returns, axis=1), np.asarray(result.extra["length"]), cut)
 

@@ -33,7 +33,9 @@ def random_actions(spec: ActionSpec, noise: Array, mask: Array | None = None) ->
     if spec.kind == "continuous":
         low, high = np.asarray(spec.low), np.asarray(spec.high)
         if not all(map(math.isfinite, (*spec.low, *spec.high))):
-            raise ConfigError("players", "random", "an action has no bounds here, so none is drawn; give players that know better")
+            raise ConfigError(
+                "players", "random", "an action has no bounds here, so none is drawn; give players that know better"
+            )
         return np.asarray(low + noise * (high - low), np.float32).reshape(len(noise), *spec.shape)
     masks = iter([None] * len(spec.parts) if mask is None else mask_parts(mask, spec))
     found, column = [], 0

@@ -185,7 +185,9 @@ def _resampled(payoffs: Payoffs, prior: float, num: int, seed: int) -> Array:
 def _warnings(payoffs: Payoffs, values: Array, held: Mapping[int, float]) -> list[str]:
     told = []
     if circle := payoffs.circle():
-        steps = [f"{a} beats {b} ({payoffs.score(a, b).value:.2f})" for a, b in zip(circle, [*circle[1:], circle[0]], strict=True)]
+        steps = [
+            f"{a} beats {b} ({payoffs.score(a, b).value:.2f})" for a, b in zip(circle, [*circle[1:], circle[0]], strict=True)
+        ]
         told.append(
             f"results go in a circle: {', '.join(steps)}. One number for each player cannot say this; read the pay-offs, and "
             "the worst case of each"

@@ -50,11 +50,11 @@ class TeamEvaluation:
             self._vector = self._make()
         vector, client = self._vector, clients[POLICY]
         seed, tally = make_seed(self._seed, "eval", round_index), Tally(self._episodes, vector.num_envs)
-        table = Table(vector, noise_sizes=self._noise_sizes, states=self._states, max_steps=self._max_steps)
+        team = TeamPlay(vector, noise_sizes=self._noise_sizes, states=self._states, max_steps=self._max_steps)
         rng, attempt = make_rng(seed, "noise"), 0
         while tally.missing:  # once more only where episodes had to be cut: nothing but a reset ends those
             vector.reset(seed if attempt == 0 else make_seed(seed, "again", attempt))
-            table.play(lambda rows: ask(client, rows), tally, rng=rng, progress=progress)
+            team.play(lambda rows: ask(client, rows), tally, rng=rng, progress=progress)
             attempt += 1
         return tally.result()
 
@@ -64,7 +64,7 @@ class TeamEvaluation:
             self._vector = None
 
 
-class Table:
+class TeamPlay:
     """Where policies play: the environments of `vector`, what is asked of each policy in them, and when an episode is cut."""
 
     def __init__(

@@ -46,7 +46,12 @@ def match(
     actions as in training; `greedy` takes the most probable ones, and the first `openings` steps of each episode are random.
     `self_play`: each also with itself (None: if all always get the same). `num_envs` environments step together (0: up to 16).
     """
-    for field, value, least in (("episodes", episodes, 1), ("seed", seed, 0), ("openings", openings, 0), ("num_envs", num_envs, 0)):
+    for field, value, least in (
+        ("episodes", episodes, 1),
+        ("seed", seed, 0),
+        ("openings", openings, 0),
+        ("num_envs", num_envs, 0),
+    ):
         if value < least:
             raise ConfigError(field, value, f"use {least} or more")
     if max_steps < 1:

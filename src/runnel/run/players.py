@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +19,22 @@ from runnel.core.records import Batch
 from runnel.core.resolve import is_reference, load_object
 from runnel.core.rng import make_rng, make_seed
 from runnel.core.routes import STORED, Side
-from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
+from runnel.core.spaces import ActionSpec, EnvSpec
 from runnel.core.state import Array, Settings
 from runnel.envs.spaces import MASK
 from runnel.envs.team.contract import TeamVector
-from runnel.eval.matches import Player, Sitting
+from runnel.eval.matches import MatchPlayer, Sitting
 from runnel.eval.openings import random_actions
 from runnel.nets.inferencer import AgentNet, TorchInferencer, to_act
 from runnel.nets.policy import EnvPolicy
 from runnel.nets.team import TeamNet, TeamPolicy
-from runnel.run import registry
+from runnel.run import api, registry
 from runnel.run.saved import open_run, params_of
 from runnel.run.stored import StoredPolicy, parse_stored, stored_version
 from runnel.track.folder import RunFolder
 
 RANDOM = "random"
 KINDS = "a run's folder, run:FOLDER@WHICH#POLICY, random, or your own module:function"
-
-
-@dataclass
-class Seat:
-    """A player at its seats. What it answers is a function of the rows of each of its policies."""
-
-    reply: Callable[[Batch], Batch]
-    noise_sizes: dict[str, int] = field(default_factory=dict)
-    states: dict[str, Mapping[str, ArraySpec]] = field(default_factory=dict)
-
-    def answer(self, rows: Batch) -> Batch:
-        return self.reply(rows)
 
 
 def _part(rows: Batch, policy: str) -> Batch:
@@ -67,7 +54,7 @@ class RandomPlayer:
         def reply(rows: Batch) -> Batch:
             return Batch({f"{policy}/action": self._drawn(_part(rows, policy), spec) for policy, spec in specs.items()})
 
-        return Seat(reply, {policy: spec.noise_size for policy, spec in specs.items()})
+        return Sitting(reply, {policy: spec.noise_size for policy, spec in specs.items()})
 
     @staticmethod
     def _drawn(rows: Batch, spec: ActionSpec) -> Tensor:
@@ -101,7 +88,7 @@ class PolicyPlayer:
             return found
 
         states = {policy: getattr(net, "state_spec", {}) for policy, net in nets.items()}
-        return Seat(reply, {policy: net.noise_size for policy, net in nets.items()}, states)
+        return Sitting(reply, {policy: net.noise_size for policy, net in nets.items()}, states)
 
     def _asked(self, net: Any, parts: Sequence[Batch], names: Sequence[str]) -> Batch:
         """One pass of a network for all agents that it serves."""
@@ -150,7 +137,7 @@ class OwnPlayer:
         def reply(rows: Batch) -> Batch:
             return Batch({f"{policy}/action": self._acts(vector, policy, rngs[policy], memory) for policy in policies})
 
-        return Seat(reply, dict.fromkeys(policies, 0))
+        return Sitting(reply, dict.fromkeys(policies, 0))
 
     def _acts(
         self, vector: TeamVector, policy: str, rng: np.random.Generator, memory: dict[tuple[str, int], Callable[..., Any]]
@@ -172,7 +159,7 @@ class OwnPlayer:
         return actions
 
     def _of(self, policy: str, env: int, memory: dict[tuple[str, int], Callable[..., Any]]) -> Callable[..., Any]:
-        if not inspect.isclass(self._play):
+        if not isinstance(self._play, type):
             return self._play
         if (policy, env) not in memory:
             memory[policy, env] = self._play()
@@ -205,8 +192,14 @@ class OwnPlayer:
 class Named:
     """A player, and the environment that its run was trained on (None: it comes from no run)."""
 
-    player: Player
+    player: MatchPlayer
     task: tuple[Any, Settings] | None = None
+
+
+def is_team_run(run: str | Path, *, trust: bool = False) -> bool:
+    """Whether a run was trained on an environment of several agents. A run of a language model is not looked into."""
+    folder = RunFolder.open(run)
+    return "env" in folder.read_config() and isinstance(api.load(run, trust=trust), TeamPolicy)
 
 
 def find_player(given: object, name: str, *, best: bool = False, greedy: bool = False, trust: bool = False) -> Named:
@@ -242,9 +235,7 @@ def _callable(text: str) -> Callable[..., Any]:
     return made
 
 
-def _of_run(
-    folder: RunFolder, params: ParamSet, name: str, asked: StoredPolicy | None, *, greedy: bool, trust: bool
-) -> Named:
+def _of_run(folder: RunFolder, params: ParamSet, name: str, asked: StoredPolicy | None, *, greedy: bool, trust: bool) -> Named:
     _, module, saved = open_run(folder.path, trust=trust)
     config: Any = override(module.Config(), saved)
     policy, inferencer = registry.build_saved(module.name, config).policy()

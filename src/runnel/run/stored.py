@@ -105,7 +105,7 @@ def stored_params(text: str) -> Mapping[str, Tensor]:
 
 
 def stored_version(policy: StoredPolicy) -> tuple[RunFolder, ParamSet]:
-    """The run of a stored policy, and the version that it comes to now, verified: the parameters of all policies of that run."""
+    """The run of a stored policy, and the version that it comes to now, verified: parameters of all policies of the run."""
     policy = _answered(policy)
     path, version, _ = _find(policy)
     return RunFolder(policy.folder), ParamSet(version, read_params(path))
