@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from runnel.run.data_sets import record_data as record_data
     from runnel.run.evaluating import evaluate as evaluate
     from runnel.run.events import Event as Event
+    from runnel.run.matching import match as match
     from runnel.run.new_tasks import add_tasks as add_tasks
     from runnel.run.pipeline import Stage as Stage, run_pipeline as run_pipeline
     from runnel.run.live_settings import change_settings as change_settings

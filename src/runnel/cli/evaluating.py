@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from runnel.cli.arguments import add_best, add_trust, add_wrappers, json_object, make_parser
+from runnel.cli.matching import OF_MATCHES, add_match_flags, play, players_in
 from runnel.cli.reading import paths_of
 from runnel.core.errors import ConfigError
 from runnel.core.state import JsonObject, Settings
@@ -16,14 +17,25 @@ from runnel.eval.tally import incomplete
 from runnel.run import api
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import Checkpoints
+from runnel.run.players import KINDS
 from runnel.track.evals import append_eval, make_eval_row
 from runnel.track.folder import Row, RunFolder
+
+ABOUT = """Measure the policy of a run on fresh episodes.
+
+Two players or more of a game of several agents play a match: every two of them in every seating, on the same seeds, with
+pay-offs, ratings, and the worst case of each.
+
+  runnel eval runs/a-run
+  runnel eval runs/a-run runs/another random --episodes 200
+  runnel eval run:runs/a-run@best my_bot.py:play --env pettingzoo:classic.connect_four_v3 --openings 2
+"""
 
 
 def evaluate(args: list[str]) -> int:
     """Measure the policies of runs."""
-    parser = make_parser("eval", "Measure the policy of a run on fresh episodes.")
-    parser.add_argument("runs", nargs="+", help="run folders, folders of runs, or globs")
+    parser = make_parser("eval", ABOUT)
+    parser.add_argument("runs", nargs="+", help=f"run folders, folders of runs, or globs; of a match also {KINDS}")
     parser.add_argument("--episodes", type=int, default=100, help="episodes (or prompts) to play (100)")
     parser.add_argument("--seed", type=int, default=0, help="another number plays other episodes (0)")
     parser.add_argument("--samples", type=int, default=None, help="completions of each prompt, for pass@k (as trained)")
@@ -34,11 +46,18 @@ def evaluate(args: list[str]) -> int:
     add_wrappers(parser, "other wrappers around it")
     parser.add_argument("--json", action="store_true", help="print every return as JSON, a line a run")
     add_trust(parser)
+    add_match_flags(parser)
     parsed = parser.parse_args(args)
     if parsed.seed < 0:
         raise ConfigError("seed", parsed.seed, "use 0 or more: the run's own evaluations use the numbers below 0")
     if parsed.episodes < 1:
         raise ConfigError("episodes", parsed.episodes, "play at least one")
+    if players := players_in(parsed.runs, trust=parsed.trust):
+        return play(players, parsed)
+    for name in OF_MATCHES:
+        if getattr(parsed, name) not in ([], 0, False, None):
+            fix = "is of matches; name two players or more (`random` is one), of an environment of several agents"
+            raise ConfigError(name, getattr(parsed, name), fix)
     settings = {"eval.samples": parsed.samples, "eval.pass_k": parsed.pass_k}
     chosen = {name: value for name, value in settings.items() if value is not None}
     runs = paths_of(parsed.runs)

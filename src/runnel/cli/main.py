@@ -25,7 +25,7 @@ Reinforcement learning on one dataflow of workers and streams.
 
   train RECIPE [--field value ...]   train; RECIPE is a name (see `runnel list`) or the path of your own file
   pipeline NAME [--field value ...]  several runs in a row, each on the model of the one before; goes on where it ended
-  eval RUN [RUN ...] [--episodes N]  measure the policies of runs on fresh episodes
+  eval RUN [RUN ...] [--episodes N]  measure the policies of runs on fresh episodes; of several agents, a match between runs
   resume RUN [--field value ...]     go on from the newest good checkpoint; --total-steps N extends the run
   record RUN [--episodes N]          record episodes of a run's policy as video
   data record RUN FOLDER             every step of a policy's episodes as a data set; data inspect FOLDER looks at one

@@ -49,6 +49,11 @@ class Tally:
         return max(0, self._quota[row] - len(self._found[row]))
 
     @property
+    def episodes(self) -> int:
+        """Episodes in all."""
+        return sum(self._quota)
+
+    @property
     def missing(self) -> int:
         """Episodes still to play."""
         return sum(self._missing(row) for row in range(len(self._quota)))

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from runnel.core.contracts.evaluation import POLICY, Clients, EvalResult, Progress
-from runnel.core.contracts.inference import InferenceClient
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.rng import make_rng, make_seed
@@ -49,31 +48,47 @@ class TeamEvaluation:
     def run(self, clients: Clients, *, round_index: int, progress: Progress | None = None) -> EvalResult:
         if self._vector is None:
             self._vector = self._make()
-        seed, tally = make_seed(self._seed, "eval", round_index), Tally(self._episodes, self._vector.num_envs)
-        rng = make_rng(seed, "noise")
-        attempt = 0
+        vector, client = self._vector, clients[POLICY]
+        seed, tally = make_seed(self._seed, "eval", round_index), Tally(self._episodes, vector.num_envs)
+        team = TeamPlay(vector, noise_sizes=self._noise_sizes, states=self._states, max_steps=self._max_steps)
+        rng, attempt = make_rng(seed, "noise"), 0
         while tally.missing:  # once more only where episodes had to be cut: nothing but a reset ends those
-            self._vector.reset(seed if attempt == 0 else make_seed(seed, "again", attempt))
-            tally.begin(self._max_steps)
-            self._play(self._vector, clients[POLICY], tally, rng=rng, progress=progress)
+            vector.reset(seed if attempt == 0 else make_seed(seed, "again", attempt))
+            team.play(lambda rows: ask(client, rows), tally, rng=rng, progress=progress)
             attempt += 1
         return tally.result()
 
-    def _play(
+    def close(self) -> None:
+        if self._vector is not None:
+            self._vector.close()
+            self._vector = None
+
+
+class TeamPlay:
+    """Where policies play: the environments of `vector`, what is asked of each policy in them, and when an episode is cut."""
+
+    def __init__(
         self,
         vector: TeamVector,
-        client: InferenceClient,
-        tally: Tally,
         *,
-        rng: np.random.Generator,
-        progress: Progress | None,
+        noise_sizes: Mapping[str, int],
+        states: Mapping[str, Mapping[str, ArraySpec]],
+        max_steps: int = MAX_STEPS,
     ) -> None:
-        """From a reset, until all episodes are played or every environment that owes some is in one that was cut."""
+        self._vector, self._noise_sizes, self._states, self._max_steps = vector, noise_sizes, states, max_steps
+
+    def play(
+        self, answer: Callable[[Batch], Batch], tally: Tally, *, rng: np.random.Generator, progress: Progress | None = None
+    ) -> None:
+        """From a reset, until all episodes are played or every environment that owes some is in one that was cut. `answer`
+        replies to the requests of all policies at once."""
+        vector = self._vector
+        tally.begin(self._max_steps)
         running, memory = RunningReturns(vector), RunningStates(vector, self._states)
         while not tally.settled:
-            request = self._request(vector, rng)
+            request = self._request(rng)
             request |= memory.now
-            rows = ask(client, request)
+            rows = answer(request)
             memory.decided(rows)
             vector.send({policy: rows[f"{policy}/action"] for policy in vector.outs})
             vector.recv()
@@ -83,23 +98,18 @@ class TeamEvaluation:
             for env in running.at(self._max_steps):
                 tally.cut(env, *team_return(vector.sides, running.totals(env)))
             if progress is not None:
-                progress(self._episodes - tally.missing, self._episodes)
+                progress(tally.episodes - tally.missing, tally.episodes)
 
-    def _request(self, vector: TeamVector, rng: np.random.Generator) -> Batch:
+    def _request(self, rng: np.random.Generator) -> Batch:
         """What all policies see now, each under its name."""
         rows = Batch()
-        for policy, out in vector.outs.items():
+        for policy, out in self._vector.outs.items():
             noise = torch.from_numpy(rng.random((len(out.reward), self._noise_sizes[policy]), dtype=np.float32))
             mine = {**out.obs, "noise": noise.clamp_min(2.0**-25)}
             if out.action_mask is not None:
                 mine[MASK] = out.action_mask
             rows |= {f"{policy}/{key}": x for key, x in mine.items()}
         return rows
-
-    def close(self) -> None:
-        if self._vector is not None:
-            self._vector.close()
-            self._vector = None
 
 
 class RunningStates:

@@ -14,7 +14,7 @@ from runnel.core.contracts.samples import Sampler
 from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
 from runnel.core.routes import Side, sides_of, team_routes, with_lengths
-from runnel.core.spaces import EnvSpec
+from runnel.core.spaces import EnvSpec, TeamSpec
 from runnel.envs.device import TensorTeam
 from runnel.envs.registry import env_name, is_tensor_env, make_team_env, make_tensor_team
 from runnel.envs.spaces import flatten_obs
@@ -41,8 +41,8 @@ class TeamTask:
     """The environment of `config`, and the sides of its agents. What does not fit together is refused here.
 
     `stored` gives the parameters of a stored policy (`rl.run.stored_params`), for routes that name one. `routes` are those of a
-    recipe that says itself who follows which policy, and to which streams; otherwise `config.teams` says it. With
-    `global_state` training rows also hold what only critics read (`envs/team/global_state.py`).
+    recipe that says itself who follows which policy, and to which streams, or make them of the spec; otherwise `config.teams`
+    says it. With `global_state` training rows also hold what only critics read (`envs/team/global_state.py`).
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class TeamTask:
         config: TeamConfig,
         *,
         stored: Callable[[str], Mapping[str, Tensor]] | None = None,
-        routes: Sequence[AgentRoute] | None = None,
+        routes: Sequence[AgentRoute] | Callable[[TeamSpec], Sequence[AgentRoute]] | None = None,
         global_state: bool = False,
     ) -> None:
         if routes is not None:
@@ -61,7 +61,8 @@ class TeamTask:
         probe = ParallelEnv(self.make(), self.name)
         self.spec = probe.spec()
         self.spaces = {agent: probe.env.observation_space(agent) for agent in probe.agents}
-        found = with_lengths(team_routes(config.teams) if routes is None else routes, config.num_steps)
+        given = routes(self.spec) if callable(routes) else routes
+        found = with_lengths(team_routes(config.teams) if given is None else given, config.num_steps)
         self.seen = sides_of(found, self.spec)
         """The sides, with what their agents see alone: all that an evaluation needs."""
         self.sides: dict[str, Side] = self.seen

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import CheckpointError, ConfigError
 from runnel.core.routes import OPTIONS, STORED
 from runnel.run.best import BestParams
@@ -101,6 +102,13 @@ def stored_params(text: str) -> Mapping[str, Tensor]:
     params = read_params(path)
     start = f"{member}/" if (member := _member_of(policy, params)) else ""
     return {name.removeprefix(start): x for name, x in params.items() if name.startswith(start)}
+
+
+def stored_version(policy: StoredPolicy) -> tuple[RunFolder, ParamSet]:
+    """The run of a stored policy, and the version that it comes to now, verified: parameters of all policies of the run."""
+    policy = _answered(policy)
+    path, version, _ = _find(policy)
+    return RunFolder(policy.folder), ParamSet(version, read_params(path))
 
 
 def _answered(policy: StoredPolicy) -> StoredPolicy:
