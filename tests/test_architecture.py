@@ -14,7 +14,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "runnel"
 FILES = sorted(SRC.rglob("*.py"))
 
-BELOW_GRAPHS = {"core", "ops", "losses", "nets", "kernels", "envs", "data", "agents", "llm", "flow", "eval", "track"}
+BELOW_GRAPHS = {"core", "ops", "losses", "nets", "kernels", "envs", "data", "agents", "llm", "flow", "eval", "track", "games"}
 BELOW_RUN = BELOW_GRAPHS | {"graphs", "report", "testing"}
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "envs": {"core", "ops", "kernels"},
     "llm": {"core", "ops", "losses", "nets", "data", "kernels"},
     "eval": {"core", "envs"},
+    "games": {"core", "ops"},
     "track": {"core", "eval"},
     "report": {"core", "eval", "track"},
     "board": {"core", "eval", "track", "report"},

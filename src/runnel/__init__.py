@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         envs as envs,
         eval as eval,
         flow as flow,
+        games as games,
         graphs as graphs,
         llm as llm,
         losses as losses,

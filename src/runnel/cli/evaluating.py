@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from runnel.cli.reading import paths_of
 from runnel.core.errors import ConfigError
 from runnel.core.state import JsonObject, Settings
 from runnel.eval.tally import incomplete
+from runnel.games.small import SmallGame
+from runnel.games.trained import exploitability, game_of
 from runnel.run import api
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import Checkpoints
@@ -36,8 +39,8 @@ def evaluate(args: list[str]) -> int:
     """Measure the policies of runs."""
     parser = make_parser("eval", ABOUT)
     parser.add_argument("runs", nargs="+", help=f"run folders, folders of runs, or globs; of a match also {KINDS}")
-    parser.add_argument("--episodes", type=int, default=100, help="episodes (or prompts) to play (100)")
-    parser.add_argument("--seed", type=int, default=0, help="another number plays other episodes (0)")
+    parser.add_argument("--episodes", type=int, default=None, help="episodes (or prompts) to play (100)")
+    parser.add_argument("--seed", type=int, default=None, help="another number plays other episodes (0)")
     parser.add_argument("--samples", type=int, default=None, help="completions of each prompt, for pass@k (as trained)")
     parser.add_argument("--pass-k", type=int, nargs="+", default=None, metavar="K", help="the k of pass@k (as trained)")
     add_best(parser)
@@ -45,9 +48,21 @@ def evaluate(args: list[str]) -> int:
     parser.add_argument("--env-kwargs", type=json_object, default=None, metavar="JSON", help="arguments of its constructor")
     add_wrappers(parser, "other wrappers around it")
     parser.add_argument("--json", action="store_true", help="print every return as JSON, a line a run")
+    parser.add_argument(
+        "--exploitability",
+        nargs="?",
+        const="",
+        default=None,
+        metavar="GAME",
+        help="no episodes: what a perfect opponent wins in this small game of OpenSpiel, each seat apart (that of the run)",
+    )
     add_trust(parser)
     add_match_flags(parser)
     parsed = parser.parse_args(args)
+    if parsed.exploitability is not None:
+        return _exploit(parsed)
+    parsed.episodes = 100 if parsed.episodes is None else parsed.episodes
+    parsed.seed = 0 if parsed.seed is None else parsed.seed
     if parsed.seed < 0:
         raise ConfigError("seed", parsed.seed, "use 0 or more: the run's own evaluations use the numbers below 0")
     if parsed.episodes < 1:
@@ -70,6 +85,33 @@ def evaluate(args: list[str]) -> int:
             print(json.dumps({"run": str(run), **row}))
         else:
             _tell(run, row, samples, named=len(runs) > 1)
+    return 0
+
+
+def _exploit(parsed: argparse.Namespace) -> int:
+    """Solve a small game against runs: each alone, and all of them as a mixture."""
+    for name in ("episodes", "seed", "samples", "pass_k", "env", "env_kwargs", "env_wrapper", *OF_MATCHES):
+        if getattr(parsed, name) not in ([], 0, False, None):
+            fix = "exploitability plays no episodes: every information state is asked once; leave this out"
+            raise ConfigError(name, getattr(parsed, name), fix)
+    runs = paths_of(parsed.runs)
+    config = RunFolder.open(runs[0]).read_config()
+    given, env, kwargs = parsed.exploitability, str(config.get("env", "")), config.get("env_kwargs")
+    game = SmallGame(given) if given else game_of(env, kwargs)
+    policies = {str(run): api.load(run, best=parsed.best, trust=parsed.trust) for run in runs}
+    found = {run: exploitability(game, policy) for run, policy in policies.items()}
+    if len(runs) > 1:
+        found["mixture"] = exploitability(game, *policies.values())
+    for name, solved in found.items():
+        if parsed.json:
+            print(json.dumps({"run": name, "game": str(game.game), **asdict(solved)}))
+            continue
+        who = f"mixture of the {len(runs)} runs, one drawn before each game: " if name not in policies else f"{name}: "
+        first, second = solved.gains
+        print(
+            f"{who if len(runs) > 1 else ''}exploitability {solved.value:.4g} in {game.game}: a perfect player gains "
+            f"{first:.4g} in the first seat and {second:.4g} in the second; against itself the first has {solved.values[0]:.4g}"
+        )
     return 0
 
 

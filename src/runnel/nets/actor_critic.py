@@ -33,7 +33,7 @@ from runnel.nets.layers import ACTIVATIONS, MLP, NetConfig, RunningMeanStd, Tors
 from runnel.nets.rnn import Core
 from runnel.nets.stream import StreamBody
 from runnel.nets.trees import TreeBody
-from runnel.ops.distributions import make_head
+from runnel.ops.distributions import make_head, mask_logits
 
 Obs = Mapping[str, Tensor]
 GAINS = (0.01, 1.0)
@@ -118,6 +118,10 @@ class ActorCritic(nn.Module):
             self.head.mode(out, mask, self.log_std) if greedy else self.head.sample(out, rows["noise"], mask, self.log_std)
         )
         return Batch({"action": action, "logprob": logprob, **after})
+
+    def probabilities(self, rows: Batch) -> Tensor:
+        """How probable each discrete action is at `rows`; feedforward. `[B, A]`"""
+        return mask_logits(self._scores(self.observe(rows)), rows.get("action_mask")).softmax(-1)
 
     # --------------------------------------------------------------------------------------------------------- learning
     def both(self, obs: Obs) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,6 +22,13 @@ class Acts(Protocol):
     noise_size: int
 
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch: ...
+
+
+@runtime_checkable
+class GivesProbabilities(Acts, Protocol):
+    """Also says how probable each discrete action is where it draws. Rows as for `act` -> `[B, A]`"""
+
+    def probabilities(self, rows: Batch) -> Tensor: ...
 
 
 def to_act(net: Acts) -> None:

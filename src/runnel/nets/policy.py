@@ -14,7 +14,7 @@ from runnel.core.errors import DataError
 from runnel.core.records import Batch
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ArraySpec, EnvSpec
-from runnel.nets.inferencer import Acts, to_act
+from runnel.nets.inferencer import Acts, GivesProbabilities, to_act
 
 Obs = Any
 """An observation or an action of an environment, nested as its space is."""
@@ -41,15 +41,8 @@ class EnvPolicy:
 
         `action_mask` is for environments that give it in `info`; a mask inside the observation is found without it.
         """
-        leaves = self._flatten(obs)
-        rows, batched = self._rows(leaves)
+        rows, batched = self._asked(obs, action_mask)
         num_rows = len(next(iter(rows.values())))
-        mask = leaves.get("action_mask", action_mask)
-        if mask is not None:
-            flags = flat_mask(mask, self.env_spec.action)
-            rows["action_mask"] = torch.as_tensor(flags, dtype=torch.bool).reshape(num_rows, -1)
-        elif self.env_spec.has_mask:
-            raise DataError("this policy was trained with action masks; pass action_mask=info['action_mask']")
         if not deterministic:
             rows["noise"] = torch.from_numpy(self._rng.random((num_rows, self.net.noise_size), dtype=np.float32))
         rows.update(self._recall(num_rows))
@@ -63,6 +56,37 @@ class EnvPolicy:
         one = self._to_env(action[0])
         # a plain int: environments index lists with it, and print it
         return int(one) if self.env_spec.action.kind == "discrete" else one
+
+    def probabilities(self, obs: Obs, *, action_mask: Obs = None) -> np.ndarray:
+        """How probable each action is where actions are drawn (`deterministic=False`), from the first one on: `[A]` for one
+        observation, `[B, A]` for a batch. For discrete actions, and policies without a memory."""
+        net, action = self.net, self.env_spec.action
+        if action.kind != "discrete":
+            raise DataError(f"its actions are {action.kind}, and probabilities are of discrete ones")
+        if self._state_spec:
+            raise DataError("what it does depends on what it remembers, so one observation gives no probabilities (net.core)")
+        if not isinstance(net, GivesProbabilities):
+            raise DataError(
+                f"{type(net).__name__} has no method probabilities(rows), so it cannot say how probable actions are"
+            )
+        rows, batched = self._asked(obs, action_mask)
+        to_act(net)
+        with torch.inference_mode():
+            found: np.ndarray = net.probabilities(rows).numpy()
+        return found if batched else found[0]
+
+    def _asked(self, obs: Obs, action_mask: Obs) -> tuple[Batch, bool]:
+        """The rows of a request, and whether they are a batch."""
+        leaves = self._flatten(obs)
+        rows, batched = self._rows(leaves)
+        num_rows = len(next(iter(rows.values())))
+        mask = leaves.get("action_mask", action_mask)
+        if mask is not None:
+            flags = flat_mask(mask, self.env_spec.action)
+            rows["action_mask"] = torch.as_tensor(flags, dtype=torch.bool).reshape(num_rows, -1)
+        elif self.env_spec.has_mask:
+            raise DataError("this policy was trained with action masks; pass action_mask=info['action_mask']")
+        return rows, batched
 
     def reset(self, ended: np.ndarray | None = None) -> None:
         """Forget recurrent state: all of it, or that of the rows of a batch where `ended` `[B]` is true."""

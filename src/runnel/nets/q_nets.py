@@ -161,6 +161,11 @@ class QNet(nn.Module):
             action = torch.where(explore < self.epsilon, random, action)
         return Batch({"action": action, **after})
 
+    def probabilities(self, rows: Batch) -> Tensor:
+        """1 for the best action at `rows` and 0 for the others: what it does without exploration; feedforward. `[B, A]`"""
+        best = mask_logits(self.q(rows), rows.get("action_mask")).argmax(-1)
+        return nn.functional.one_hot(best, self.num_actions).to(torch.float32)
+
 
 def followed(behind: Tensor, final: Tensor, batch: Obs) -> Tensor:
     """The entry after the last step of each step's return: the next one, or the final one. `[T, B, ...], [F, ...]`"""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,14 +84,25 @@ class TeamPolicy:
         action_mask: Mapping[str, Plain] | None = None,
     ) -> dict[str, Plain]:
         """An action for each agent that has an observation; masks that an environment gives in `infos` come beside them."""
-        if unknown := [agent for agent in obs if agent not in self.policies]:
-            known = ", ".join(self.policies)
-            raise DataError(f"this policy knows no agent {unknown[0]!r}; it was trained with {known}")
+        self._check(obs)
         masks = action_mask or {}
         return {
             agent: self.policies[agent].act(seen, deterministic=deterministic, action_mask=masks.get(agent))
             for agent, seen in obs.items()
         }
+
+    def probabilities(
+        self, obs: Mapping[str, Plain], *, action_mask: Mapping[str, Plain] | None = None
+    ) -> dict[str, np.ndarray]:
+        """How probable the actions of each agent are, where they are drawn (`EnvPolicy.probabilities`)."""
+        self._check(obs)
+        masks = action_mask or {}
+        return {agent: self.policies[agent].probabilities(seen, action_mask=masks.get(agent)) for agent, seen in obs.items()}
+
+    def _check(self, agents: Iterable[str]) -> None:
+        if unknown := [agent for agent in agents if agent not in self.policies]:
+            known = ", ".join(self.policies)
+            raise DataError(f"this policy knows no agent {unknown[0]!r}; it was trained with {known}")
 
     def reset(self) -> None:
         """Forget the recurrent state of every agent: call it before each episode."""

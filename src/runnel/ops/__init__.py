@@ -32,6 +32,13 @@ if TYPE_CHECKING:
         squashed_gaussian as squashed_gaussian,
     )
     from runnel.ops.credit import last_of_row as last_of_row, row_index as row_index, row_sum as row_sum, token_gae as token_gae
+    from runnel.ops.metagame import (
+        MetaSolver as MetaSolver,
+        META_SOLVERS as META_SOLVERS,
+        deviation_gains as deviation_gains,
+        meta_strategies as meta_strategies,
+        meta_strategy as meta_strategy,
+    )
     from runnel.ops.returns import (
         VTrace as VTrace,
         discounted_suffix_sum as discounted_suffix_sum,

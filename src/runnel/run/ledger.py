@@ -251,7 +251,7 @@ class Ledger:
                 self.note(f"{event['worker']}: {event['text']}", level=event.get("level", "info"))
 
     def _show(self, event: Row) -> None:
-        """Keep a video, a group of completions or a row of a league. A full disk is only warned of: that is not worth an end."""
+        """Keep a video, a group of completions or a row of a league. A full disk is only warned of, no reason to end."""
         kind, version = event["kind"], event["version"]
         try:
             if kind == "video":

@@ -14,7 +14,10 @@ from runnel.core.errors import DataError
 from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.envs.spaces import env_spec
+from runnel.nets.actor_critic import ActorCritic, build_body
+from runnel.nets.layers import NetConfig
 from runnel.nets.policy import EnvPolicy
+from runnel.nets.q_nets import QNet
 from runnel.ops.distributions import make_head
 
 ACTIONS = spaces.Dict(
@@ -106,3 +109,43 @@ def test_rows_of_a_batch_are_forgotten_one_by_one() -> None:
         policy.act(ones[:2])
     policy.reset()
     assert policy.act(ones[:2]).tolist() == [0, 0]
+
+
+# ------------------------------------------------------------------------------------------------------------- probabilities
+CHOICE = env_spec(spaces.Box(-1, 1, (3,)), spaces.Discrete(4), has_mask=True)
+
+
+def test_probabilities_are_those_that_actions_are_drawn_by() -> None:
+    net = ActorCritic(CHOICE, build_body(CHOICE, NetConfig(hidden=(8,)), seed=1))
+    with torch.no_grad():
+        net.body.nets.weight[1].mul_(200.0)  # far from uniform
+    policy = EnvPolicy(net, CHOICE, flatten=flatten, seed=3)
+    obs, mask = np.array([0.5, -1.0, 0.2]), np.array([1, 0, 1, 1])
+    found = policy.probabilities(obs, action_mask=mask)
+    assert found.shape == (4,)
+    assert found[1] == 0.0
+    assert abs(found[0] - found[2]) > 0.05
+    drawn = policy.act(np.tile(obs, (4000, 1)), deterministic=False, action_mask=np.tile(mask, (4000, 1)))
+    assert np.bincount(drawn, minlength=4) / 4000 == pytest.approx(found, abs=0.04)  # five standard deviations
+    both = policy.probabilities(np.stack([obs, -obs]), action_mask=np.stack([mask, mask]))
+    assert both[0] == pytest.approx(found)
+
+
+def test_a_greedy_policy_has_one_sure_action() -> None:
+    net = QNet(CHOICE, NetConfig(hidden=(8,)), seed=1)
+    policy = EnvPolicy(net, CHOICE, flatten=flatten)
+    obs, mask = np.random.default_rng(0).normal(size=(20, 3)), np.tile([1, 1, 0, 1], (20, 1))
+    found = policy.probabilities(obs, action_mask=mask)
+    assert found.argmax(axis=1).tolist() == np.asarray(policy.act(obs, action_mask=mask)).tolist()
+    assert found.sum(axis=1).tolist() == found.max(axis=1).tolist() == [1.0] * 20
+
+
+def test_who_has_no_probabilities_says_why() -> None:
+    memory = ActorCritic(CHOICE, build_body(CHOICE, NetConfig(hidden=(8,), core="gru", core_size=4), seed=1))
+    for net, spec, words in (
+        (Scores(PLAIN), PLAIN, "multi"),
+        (memory, CHOICE, "remembers"),
+        (Scores(CHOICE), CHOICE, "has no"),
+    ):
+        with pytest.raises(DataError, match=words):
+            EnvPolicy(net, spec, flatten=flatten).probabilities(np.zeros(3))
