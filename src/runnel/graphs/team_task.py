@@ -60,7 +60,9 @@ class TeamTask:
         probe = ParallelEnv(self.make(), self.name)
         self.spec = probe.spec()
         self._spaces = {agent: probe.env.observation_space(agent) for agent in probe.agents}
-        found = with_lengths(team_routes(config.teams) if routes is None else routes, config.num_steps)
+        if routes is None:
+            routes = team_routes(config.teams, probe.agents)
+        found = with_lengths(routes, config.num_steps)
         self.seen = sides_of(found, self.spec)
         """The sides, with what their agents see alone: all that an evaluation needs."""
         self.sides: dict[str, Side] = self.seen
