@@ -100,6 +100,7 @@ OWN_UPDATES: dict[str, Settings] = {
     "ppo_lagrangian": {"total_updates": 3},
     "ippo": {"total_updates": 3},
     "mappo": {"total_updates": 3},
+    "happo": {"total_updates": 3},
     "dqn": {"log_every": 1, **SERIAL},
     **{name: {"log_every": 1, **SERIAL} for name in ("stream_ac", "stream_q", "sqirl")},
     **{name: {"total_steps": 272, "log_every": 1, **SERIAL} for name in ("sac", "td3", "ddpg", "drm", "mex")},

@@ -19,6 +19,7 @@ TWO_STEPS: dict[str, dict[str, Any]] = {
     "ppo_lagrangian": {"total_updates": 2},
     "ippo": {"total_updates": 2, "teams": ("sender=sender", "receiver=receiver")},
     "mappo": {"total_updates": 2, "teams": ("sender=sender", "receiver=receiver")},
+    "happo": {"total_updates": 2},
     "dqn": {"total_steps": 220, "min_fill": 200, "num_steps": 10},
     "sac": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
     "td3": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},

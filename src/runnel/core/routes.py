@@ -80,9 +80,7 @@ def team_routes(teams: Sequence[str], agents: Sequence[str] = ()) -> list[AgentR
     if not words:
         return [_parse(entry) for entry in entries]
     if len(entries) > 1:
-        raise ConfigError(
-            "teams", words[0], "says it of all agents, so it stands alone; or write PATTERN=POLICY for every group"
-        )
+        raise ConfigError("teams", words[0], "says it of all agents, so it stands alone; for groups write PATTERN=POLICY")
     word, colon, text = words[0].partition(OPTIONS)
     options = f"{colon}{text}"
     if word == SHARED:

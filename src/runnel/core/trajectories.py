@@ -25,6 +25,8 @@ ACTIVE = "active"
 
 SHARED = "shared/"
 """How the names of observations begin that the critics of a team read and no policy does: the global state."""
+AGENT, CLOCK = f"{SHARED}agent", f"{SHARED}clock"
+"""Beside the global state: which agent of its policy a row is, and the step of its environment's episode."""
 
 BURN_IN = "burn_in"
 """The size of a stream that says how many steps of `T` are those of the segment before, for a recurrent state alone."""

@@ -94,3 +94,10 @@ class TeamConfig(RunConfig):
     def batch_steps(self) -> int:
         """Steps of environments in one round of all of them."""
         return self.num_actors * self.num_envs * self.num_steps
+
+
+def check_in_step(config: TeamConfig) -> None:
+    """Refuse settings under which the streams of a team would not hold the same steps, for learners that read them together."""
+    if config.staleness.mode == "window":
+        fix = "segments of several policies would be taken as they come, and not those of one round; use sync or one_step"
+        raise ConfigError("staleness.mode", config.staleness.mode, fix)

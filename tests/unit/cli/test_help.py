@@ -14,6 +14,7 @@ MOST = dict.fromkeys(RECIPES, 30) | {
     "appo": 32,
     "ppo_lagrangian": 34,
     "mappo": 34,
+    "happo": 32,
     "dqn": 34,
     "drm": 37,
     "cip": 32,

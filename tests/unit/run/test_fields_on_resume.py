@@ -32,6 +32,7 @@ OWN = {
     "ppo": ("ppo.",),
     "appo": ("appo.rho_bar", "appo.c_bar"),
     "mappo": ("ppo.huber_delta",),
+    "happo": ("happo.",),
     "dqn": ("dqn.", "replay."),
     "sac": ("sac.",),
     "td3": ("td3.",),
