@@ -83,7 +83,12 @@ TASKS = {
     )
 }
 PLAIN: Row = {"track": (), "progress": False, "checkpoint": {"every": 0}, "eval": {"episodes": 0}}
-ON_POLICY: Row = {"total_steps": 10_000_000, "num_envs": 256, "num_steps": 25, "net": {"hidden": (64, 64), "activation": "tanh"}}
+ON_POLICY: Row = {
+    "total_steps": 10_000_000,
+    "num_envs": 256,
+    "num_steps": 25,
+    "net": {"hidden": (64, 64), "activation": "tanh"},
+}
 LEARNERS: tuple[Learner, ...] = ()
 
 
@@ -113,7 +118,10 @@ def anchor_rows() -> list[Row]:
 
 def table(anchor: Sequence[Row], rows: Sequence[Row]) -> str:
     """All that was run: each seed, the mean over seeds with half the width of its 95 % interval, and what was asked for."""
-    lines = ["| player | seeds | mean over seeds | asked for | steps | minutes of a run |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        "| player | seeds | mean over seeds | asked for | steps | minutes of a run |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     lines += [f"| {a['key']} | | {a['mean']:.2f} ± {a['half']:.2f} | | | |" for a in anchor]
     for learner in LEARNERS:
         mine = [row for row in rows if row["key"] == learner.key]
@@ -123,7 +131,14 @@ def table(anchor: Sequence[Row], rows: Sequence[Row]) -> str:
         each = ", ".join(f"{m:.2f}" for m in means)
         mean, half = map(float, mean_interval(means)) if len(mine) > 1 else (means[0], float("nan"))
         minutes = np.mean([row["wall_s"] for row in mine]) / 60
-        cells = [learner.key, each, f"{mean:.2f} ± {half:.2f}", f"> {learner.goal:g}", f"{mine[0]['steps']:,}", f"{minutes:.1f}"]
+        cells = [
+            learner.key,
+            each,
+            f"{mean:.2f} ± {half:.2f}",
+            f"> {learner.goal:g}",
+            f"{mine[0]['steps']:,}",
+            f"{minutes:.1f}",
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -22,6 +22,7 @@ TWO_STEPS: dict[str, dict[str, Any]] = {
     "mappo": {"total_updates": 2, "teams": ("sender=sender", "receiver=receiver")},
     **dict.fromkeys(("qmix", "vdn", "independent_q"), MIXED),
     "selfplay": {"total_updates": 2, "num_steps": 16, "pool": {"every": 1}},
+    "happo": {"total_updates": 2},
     "dqn": {"total_steps": 220, "min_fill": 200, "num_steps": 10},
     "sac": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
     "td3": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},

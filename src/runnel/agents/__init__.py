@@ -9,14 +9,17 @@ if TYPE_CHECKING:
     from runnel.agents.appo import APPOConfig as APPOConfig, APPOLearner as APPOLearner
     from runnel.agents.base import merge_segments as merge_segments
     from runnel.agents.bc import BCConfig as BCConfig, BCLearner as BCLearner
+    from runnel.agents.central import CentralConfig as CentralConfig, CentralCritic as CentralCritic
     from runnel.agents.cip import CIPConfig as CIPConfig, CIPLearner as CIPLearner
     from runnel.agents.ddpg import DDPGConfig as DDPGConfig, DDPGLearner as DDPGLearner
     from runnel.agents.dqn import DQNConfig as DQNConfig, DQNLearner as DQNLearner
     from runnel.agents.drm import DrMConfig as DrMConfig, DrMLearner as DrMLearner
     from runnel.agents.exchange import ExchangeConfig as ExchangeConfig
     from runnel.agents.gbrl import GBRLConfig as GBRLConfig, GBRLLearner as GBRLLearner
+    from runnel.agents.happo import HAPPOConfig as HAPPOConfig, HAPPOLearner as HAPPOLearner
     from runnel.agents.impala import IMPALAConfig as IMPALAConfig, IMPALALearner as IMPALALearner
     from runnel.agents.league import LeagueLearner as LeagueLearner, PoolConfig as PoolConfig
+    from runnel.agents.joint import Joint as Joint, join as join
     from runnel.agents.mappo import MAPPOConfig as MAPPOConfig, MAPPOLearner as MAPPOLearner
     from runnel.agents.mex import MEXConfig as MEXConfig, MEXLearner as MEXLearner
     from runnel.agents.ppo import PPOConfig as PPOConfig, PPOLearner as PPOLearner

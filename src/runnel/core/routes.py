@@ -10,8 +10,8 @@ from runnel.core.contracts.evaluation import AgentRoute, SampleRoute
 from runnel.core.errors import ConfigError
 from runnel.core.spaces import EnvSpec, TeamSpec
 
-SHARED = "shared"
-"""The policy of all agents where nothing else is said."""
+SHARED, EACH = "shared", "each"
+"""Who shares parameters, in a word: one policy for all agents (so it is where nothing else is said), or one for each."""
 STORED = "run:"
 """How the name of a policy begins that is a stored run's, and never changes."""
 OPTIONS = ": "
@@ -57,10 +57,12 @@ def only_stream(found: AgentRoute) -> str:
     return first.stream
 
 
-def team_routes(teams: Sequence[str]) -> list[AgentRoute]:
-    """The routes that `PATTERN=POLICY` entries describe; without entries, one policy for all agents. Each policy writes a
-    stream of its own name. A policy `run:FOLDER@WHICH` is that of a stored run: it acts, and nothing is learned from it.
-    Behind a colon stand the options of a route: the length of its segments and their burn-in, or that it is deterministic.
+def team_routes(teams: Sequence[str], agents: Sequence[str] = ()) -> list[AgentRoute]:
+    """The routes that `PATTERN=POLICY` entries describe. Each policy writes a stream of its own name. A policy
+    `run:FOLDER@WHICH` is that of a stored run: it acts, and nothing is learned from it. Behind a colon stand the options of a
+    route: the length of its segments and their burn-in, or that it is deterministic.
+
+    One entry alone may be a word: `shared` is one policy for all agents (as without entries), `each` one for each of `agents`.
 
     >>> [(r.pattern, r.inference, r.samples) for r in team_routes(["red_.*=red", ".*=blue: 32 steps, burn-in 8"])]
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -68,17 +70,34 @@ def team_routes(teams: Sequence[str]) -> list[AgentRoute]:
      ('.*', 'blue', (SampleRoute(stream='blue', num_steps=32, burn_in=8),))]
     >>> team_routes([])[0].inference
     'shared'
+    >>> [r.inference for r in team_routes(["each"], agents=["red_0", "red_1"])]
+    ['red_0', 'red_1']
     >>> team_routes([".*=run:runs/first@best: deterministic"])[0]
     AgentRoute(pattern='.*', inference='first@best', samples=(), deterministic=True, stored='run:runs/first@best')
     """
-    return [_parse(entry) for entry in teams] or [AgentRoute(".*", SHARED, (SampleRoute(SHARED),))]
+    entries = list(teams) or [SHARED]
+    words = [entry for entry in entries if entry.partition(OPTIONS)[0] in (SHARED, EACH)]
+    if not words:
+        return [_parse(entry) for entry in entries]
+    if len(entries) > 1:
+        raise ConfigError("teams", words[0], "says it of all agents, so it stands alone; for groups write PATTERN=POLICY")
+    word, colon, text = words[0].partition(OPTIONS)
+    options = f"{colon}{text}"
+    if word == SHARED:
+        return [_parse(f".*={SHARED}{options}")]
+    if not agents:
+        raise ConfigError("teams", words[0], "only an environment knows its agents; give their names")
+    if unfit := [agent for agent in agents if not _NAME.fullmatch(agent)]:
+        fix = "write PATTERN=POLICY for each: names of policies are a letter, then letters, digits, '_', '-' or '.'"
+        raise ConfigError("teams", EACH, f"agent {unfit[0]!r} has a name that no policy can have; {fix}")
+    return [replace(_parse(f".*={agent}{options}"), pattern=re.escape(agent)) for agent in agents]
 
 
 def _parse(entry: str) -> AgentRoute:
     pattern, equals, rest = entry.partition("=")
     policy, colon, text = rest.partition(OPTIONS)
     if not (pattern and equals):
-        raise ConfigError("teams", entry, "write PATTERN=POLICY, for example red_.*=red")
+        raise ConfigError("teams", entry, "write PATTERN=POLICY, for example red_.*=red; or shared or each, for all agents")
     options = _options(text, entry) if colon else {}
     if policy.startswith(STORED):
         if writes := [name for name in ("steps", "burn-in") if name in options]:

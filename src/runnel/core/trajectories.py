@@ -25,6 +25,8 @@ ACTIVE = "active"
 
 SHARED = "shared/"
 """How the names of observations begin that the critics of a team read and no policy does: the global state."""
+AGENT, CLOCK = f"{SHARED}agent", f"{SHARED}clock"
+"""Beside the global state: which agent of its policy a row is, and the step of its environment's episode."""
 
 TEAM_ACTIVE = f"{SHARED}active"
 """Where a row is a whole team: which of its agents decide, `[A]` (`envs/team/joint.py`)."""

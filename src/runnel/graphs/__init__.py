@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from runnel.graphs.population import population_graph as population_graph
     from runnel.graphs.record_config import RecordConfig as RecordConfig
     from runnel.graphs.team import team_graph as team_graph
-    from runnel.graphs.team_config import TeamConfig as TeamConfig
+    from runnel.graphs.team_config import TeamConfig as TeamConfig, check_in_step as check_in_step
     from runnel.graphs.team_task import TeamTask as TeamTask
     from runnel.graphs.unused import unused_by_learner as unused_by_learner, unused_on_data as unused_on_data
     from runnel.graphs.user_objects import resolve as resolve

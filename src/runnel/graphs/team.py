@@ -26,7 +26,8 @@ def team_graph(
     task: TeamTask,
     *,
     network: Callable[[str, EnvSpec], Net],
-    learner: Callable[[str, Net, Collective], Learner],
+    learner: Callable[[str, Net, Collective], Learner] | None = None,
+    together: Callable[[Mapping[str, Net], Collective], Learner] | None = None,
     others: Mapping[str, Callable[[Collective], Learner]] | None = None,
     return_gamma: float | None = None,
 ) -> Experiment:
@@ -34,11 +35,18 @@ def team_graph(
 
     `network` makes the network of a policy, from its name and the spec of its agents; `learner` its learner on one rank, which
     reads the first stream of its route. `others` makes the learners of further streams that a route names, by stream. All of
-    them are members of one `TeamLearner`, so that there is one line of versions. `return_gamma` is as in `on_policy_graph`.
+    them are members of one `TeamLearner`, so that there is one line of versions. Instead of `learner`, `together` makes one
+    learner of all policies, from their networks, whose update crosses them (`agents/joint.py`); it reads a stream of each
+    policy's name. `return_gamma` is as in `on_policy_graph`.
     """
+    if (learner is None) == (together is None):
+        raise ConfigError("learner", learner, "give either a learner for each policy or one that learns all together")
     nets, trained, beside = task.networks(network), task.trained, others or {}
     for policy, side in trained.items():
         _check_burn_in(side, nets[policy])
+        if together is not None and (side.route.samples[0].num_steps != c.num_steps or side.route.samples[0].burn_in):
+            fix = "policies that learn together have segments of one length, without burn-in; leave these options out"
+            raise ConfigError("teams", policy, fix)
     streams = tuple(
         _stream(c, side, sample, nets[policy], carried=() if return_gamma is None else (REWARD,))
         for policy, side in trained.items()
@@ -48,7 +56,10 @@ def team_graph(
         there = ", ".join(stream.name for stream in streams)
         raise ConfigError("others", unknown[0], f"no route writes a stream of this name; the streams are {there}")
 
-    def learners(ranks: Collective) -> TeamLearner:
+    def learners(ranks: Collective) -> Learner:
+        if learner is None:
+            assert together is not None
+            return together({policy: network(policy, side.spec) for policy, side in trained.items()}, ranks)
         members = {policy: learner(policy, network(policy, side.spec), ranks) for policy, side in trained.items()}
         reads = {policy: (side.route.samples[0].stream,) for policy, side in trained.items()}
         return TeamLearner(members | {name: make(ranks) for name, make in beside.items()}, reads)

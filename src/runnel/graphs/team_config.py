@@ -37,8 +37,9 @@ class TeamConfig(RunConfig):
     """Arguments of the environment's constructor."""
     teams: tuple[str, ...] = ()
     """Which policy serves which agents: PATTERN=POLICY ..., for example "red_.*=red" "blue_.*=blue". A pattern is a regular
-    expression of whole agent ids, and the first that matches wins. Empty: one policy, `shared`, for all agents. POLICY may be
-    one of a finished run, which acts and never changes: run:FOLDER, run:FOLDER@best, run:FOLDER@VERSION#POLICY, or a query,
+    expression of whole agent ids, and the first that matches wins. In a word: shared (or nothing) is one policy for all agents,
+    each is a policy for every agent, with a network, an optimiser and a stream of its own. POLICY may be one of a finished run,
+    which acts and never changes: run:FOLDER, run:FOLDER@best, run:FOLDER@VERSION#POLICY, or a query,
     run:FOLDER@newest[win_rate=0.6..0.8]. Options follow a colon: "red_.*=red: 32 steps, burn-in 8" gives the length of its
     segments and the steps before each that only bring a recurrent state up to date; "deterministic" is for stored policies."""
     num_envs: int = bounded(8, at_least=1)
@@ -97,3 +98,10 @@ class TeamConfig(RunConfig):
     def batch_steps(self) -> int:
         """Steps of environments in one round of all of them."""
         return self.num_actors * self.num_envs * self.num_steps
+
+
+def check_in_step(config: TeamConfig) -> None:
+    """Refuse settings under which the streams of a team would not hold the same steps, for learners that read them together."""
+    if config.staleness.mode == "window":
+        fix = "segments of several policies would be taken as they come, and not those of one round; use sync or one_step"
+        raise ConfigError("staleness.mode", config.staleness.mode, fix)

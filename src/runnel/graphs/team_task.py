@@ -14,7 +14,7 @@ from runnel.core.contracts.samples import Sampler
 from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
 from runnel.core.routes import Side, sides_of, team_routes, with_lengths
-from runnel.core.spaces import EnvSpec, TeamSpec
+from runnel.core.spaces import ArraySpec, EnvSpec, TeamSpec
 from runnel.envs.device import TensorTeam
 from runnel.envs.registry import env_name, is_tensor_env, make_team_env, make_tensor_team
 from runnel.envs.spaces import flatten_obs
@@ -28,6 +28,7 @@ from runnel.eval.teams import TeamEvaluation
 from runnel.graphs.experiment import ActorSpec, EvaluationSpec
 from runnel.graphs.team_config import AUTO, TeamConfig
 from runnel.graphs.user_objects import resolve_live
+from runnel.nets.central import state_of
 from runnel.nets.inferencer import AgentNet, TorchInferencer
 from runnel.nets.policy import EnvPolicy
 from runnel.nets.team import TeamNet, TeamPolicy
@@ -43,6 +44,9 @@ class TeamTask:
     `stored` gives the parameters of a stored policy (`rl.run.stored_params`), for routes that name one. `routes` are those of a
     recipe that says itself who follows which policy, and to which streams, or make them of the spec; otherwise `config.teams`
     says it. With `global_state` training rows also hold what only critics read (`envs/team/global_state.py`).
+    recipe that says itself who follows which policy, and to which streams; otherwise `config.teams` says it. With
+    `global_state` training rows also hold what only critics read (`envs/team/global_state.py`), and with `clock` the step of
+    the episode, for learners that read all streams together.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class TeamTask:
         stored: Callable[[str], Mapping[str, Tensor]] | None = None,
         routes: Sequence[AgentRoute] | Callable[[TeamSpec], Sequence[AgentRoute]] | None = None,
         global_state: bool = False,
+        clock: bool = False,
     ) -> None:
         if routes is not None:
             refuse_unused(config, {"teams": "this recipe says itself which policy serves an agent"})
@@ -63,11 +68,15 @@ class TeamTask:
         self.spaces = {agent: probe.env.observation_space(agent) for agent in probe.agents}
         given = routes(self.spec) if callable(routes) else routes
         found = with_lengths(team_routes(config.teams) if given is None else given, config.num_steps)
+        self._spaces = {agent: probe.env.observation_space(agent) for agent in probe.agents}
+        if routes is None:
+            routes = team_routes(config.teams, probe.agents)
+        found = with_lengths(routes, config.num_steps)
         self.seen = sides_of(found, self.spec)
         """The sides, with what their agents see alone: all that an evaluation needs."""
         self.sides: dict[str, Side] = self.seen
         if global_state:
-            self.sides = {policy: with_global_state(side, probe) for policy, side in self.seen.items()}
+            self.sides = {policy: with_global_state(side, probe, clock=clock) for policy, side in self.seen.items()}
         if hasattr(probe.env, "close"):
             probe.env.close()
         refuse_unused(config, config.unused_on(self.spec))
@@ -87,6 +96,11 @@ class TeamTask:
         if c.backend in AUTO:
             return SerialTeam(self.make, num_envs, **given)
         return ProcessTeam(self.make, num_envs, num_workers=c.num_workers, step_timeout_s=c.step_timeout_s, **given)
+
+    @property
+    def state(self) -> dict[str, ArraySpec]:
+        """The leaves of the global state in training rows."""
+        return state_of(next(iter(self.trained.values())).spec)
 
     @property
     def trained(self) -> dict[str, Side]:

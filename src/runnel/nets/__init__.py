@@ -6,7 +6,12 @@ from runnel.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from runnel.nets.actor_critic import ActorCritic as ActorCritic, build_body as build_body
-    from runnel.nets.central import ValueNorm as ValueNorm, central_body as central_body
+    from runnel.nets.central import (
+        StateCritic as StateCritic,
+        ValueNorm as ValueNorm,
+        central_body as central_body,
+        lone_actor as lone_actor,
+    )
     from runnel.nets.continuous import (
         CategoricalActor as CategoricalActor,
         DeterministicActor as DeterministicActor,

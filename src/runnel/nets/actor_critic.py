@@ -74,7 +74,7 @@ class ActorCritic(nn.Module):
     @staticmethod
     def _is_own(body: nn.Module) -> bool:
         """Whether `body` is a user's own."""
-        ours = type(body) in (SeparateBody, SharedBody, PrivilegedBody, StreamBody, TreeBody)
+        ours = type(body) in (SeparateBody, SharedBody, PrivilegedBody, ActorBody, StreamBody, TreeBody)
         return not (ours or isinstance(body, RecurrentBody))
 
     def train(self, mode: bool = True) -> Self:
@@ -317,6 +317,21 @@ class PrivilegedBody(nn.Module):
     def value(self, obs: Obs) -> Tensor:
         value: Tensor = self.critic(self.critic_torso(obs)).squeeze(-1)
         return value
+
+
+class ActorBody(nn.Module):
+    """A policy without a critic, for learners that have one critic for several policies."""
+
+    def __init__(self, env_spec: EnvSpec, config: NetConfig, *, seed: int) -> None:
+        super().__init__()
+        config.check()
+        self.torso = Torso(env_spec.obs, config, seed=make_seed(seed, "actor", "torso"))
+        num_scores, settled = make_head(env_spec.action).num_scores, self.torso.settle(config)
+        self.actor = MLP(self.torso.width, num_scores, config=settled, head_gain=GAINS[0], seed=make_seed(seed, "actor"))
+
+    def policy(self, obs: Obs) -> Tensor:
+        scores: Tensor = self.actor(self.torso(obs))
+        return scores
 
 
 class SharedBody(nn.Module):

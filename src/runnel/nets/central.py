@@ -1,16 +1,22 @@
-"""A central critic: it reads the global state of a team, of which the policy sees only its part (Yu et al. 2022,
-arXiv:2103.01955, sec. 3). And a scale on which it learns returns of any size."""
+"""Central critics, of each policy or of the whole team: they read its global state, of which a policy sees only its part (Yu et
+al. 2022, arXiv:2103.01955, sec. 3). And a scale on which they learn returns of any size."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from runnel.core.contracts.learning import Collective
-from runnel.core.spaces import EnvSpec
-from runnel.core.trajectories import SHARED
-from runnel.nets.actor_critic import PrivilegedBody
-from runnel.nets.layers import NetConfig
+from runnel.core.rng import make_seed
+from runnel.core.spaces import ArraySpec, EnvSpec
+from runnel.core.trajectories import AGENT, CLOCK, SHARED
+from runnel.nets.actor_critic import ActorBody, ActorCritic, PrivilegedBody
+from runnel.nets.convolutions import is_image
+from runnel.nets.layers import MLP, NetConfig, RunningMeanStd, Torso
 
 
 def central_body(env_spec: EnvSpec, config: NetConfig, *, seed: int, agent_state: bool = True) -> PrivilegedBody:
@@ -20,8 +26,59 @@ def central_body(env_spec: EnvSpec, config: NetConfig, *, seed: int, agent_state
     paper, sec. 5.2). Without, it reads the same for all agents, and gives them the same value.
     """
     config.check()
-    plain = {key: leaf for key, leaf in env_spec.obs.items() if key.startswith(SHARED) and key != f"{SHARED}agent"}
-    return PrivilegedBody(env_spec, config, seed=seed, critic_obs=env_spec.obs if agent_state else plain)
+    critic_obs = env_spec.obs if agent_state else state_of(env_spec)
+    return PrivilegedBody(env_spec, config, seed=seed, critic_obs=critic_obs)
+
+
+def state_of(env_spec: EnvSpec) -> dict[str, ArraySpec]:
+    """The leaves of the global state in `env_spec`, which are the same for all agents of an environment."""
+    return {key: leaf for key, leaf in env_spec.obs.items() if key.startswith(SHARED) and key not in (AGENT, CLOCK)}
+
+
+def lone_actor(env_spec: EnvSpec, config: NetConfig, *, seed: int, normalise_obs: bool = False) -> ActorCritic:
+    """A policy of what an agent sees, without a critic; `env_spec` may hold a global state, which it does not read."""
+    seen = replace(env_spec, obs=config.policy_obs(env_spec.obs))
+    return ActorCritic(seen, ActorBody(seen, config, seed=seed), normalise_obs=normalise_obs)
+
+
+class StateCritic(nn.Module):
+    """The critic of a whole team: the leaves `obs` of a global state, `[N, *shape]`, to `num_outputs` numbers each, `[N, K]`.
+
+    With `normalise` floats are normalised by running statistics of its own.
+    """
+
+    def __init__(
+        self,
+        obs: Mapping[str, ArraySpec],
+        config: NetConfig,
+        *,
+        seed: int,
+        normalise: bool = False,
+        num_outputs: int = 1,
+        num_extra: int = 0,
+    ) -> None:
+        super().__init__()
+        self.obs = dict(obs)
+        if not any(map(is_image, obs.values())):
+            config = replace(config, channels="auto")  # what agents see may be images all the same
+        self.torso = Torso(obs, config, seed=make_seed(seed, "critic", "torso"))
+        width, settled = self.torso.width + num_extra, self.torso.settle(config)
+        self.critic = MLP(width, num_outputs, config=settled, head_gain=1.0, seed=make_seed(seed, "critic"))
+        floats = {key: leaf for key, leaf in obs.items() if leaf.dtype.is_floating_point} if normalise else {}
+        statistics = nn.ModuleDict({key: RunningMeanStd(leaf.shape) for key, leaf in floats.items()})
+        self.normalisers = cast(Mapping[str, RunningMeanStd], statistics)
+
+    def forward(self, state: Mapping[str, Tensor], extra: Tensor | None = None) -> Tensor:
+        """Leaves `[N, *shape]`, and `num_extra` further numbers of each row `[N, X]`, to `[N, K]`."""
+        seen = {key: self.normalisers[key](state[key]) if key in self.normalisers else state[key] for key in self.obs}
+        features = self.torso(seen)
+        out: Tensor = self.critic(features if extra is None else torch.cat([features, extra], dim=-1))
+        return out
+
+    def update_statistics(self, state: Mapping[str, Tensor], collective: Collective) -> None:
+        """Add the rows of `state` to the running statistics, where normalisation is on."""
+        for key, normaliser in self.normalisers.items():
+            normaliser.update(state[key], collective)
 
 
 class ValueNorm(nn.Module):

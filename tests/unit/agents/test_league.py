@@ -52,7 +52,7 @@ def stream(**sizes: Any) -> Any:
 
 
 def segment(seed: int, members: tuple[int, ...] = (MAIN, FIRST), *, count: int | None = None, version: int = 0) -> Segment:
-    """Episodes of four steps in which members are drawn for each seat; the better seat gets 1, the other -1, at the last step."""
+    """Episodes of four steps in which members are drawn for each seat; the better seat gets 1, the other -1, at the end."""
     spec, rng = stream(), np.random.default_rng(seed)
     arrays = spec.allocate()
     arrays["obs"].copy_(torch.from_numpy(rng.normal(size=arrays["obs"].shape)))
@@ -234,7 +234,9 @@ def test_a_copy_joins_when_everybody_is_beaten() -> None:
     won.arrays[MEMBER][:] = drawn.arrays[MEMBER]
     won.arrays["rewards/env"][3::4] = torch.tensor([1.0, -1.0, -1.0, 1.0]).repeat(E // 2)
     for count in (1, 2, 3):
-        learner.update(learner.prepare({"main": [replace(won, header=replace(won.header, sample_id=count * 2 * E))]}, progress=0.0))
+        learner.update(
+            learner.prepare({"main": [replace(won, header=replace(won.header, sample_id=count * 2 * E))]}, progress=0.0)
+        )
     assert len(learner.pool.frozen()) == 2
     payoffs = learner.pool.standing(0).payoffs
     assert torch.equal(payoffs, -payoffs.T)
@@ -245,7 +247,7 @@ def test_exploiters_train_on_their_own_rows_and_begin_anew() -> None:
     """The exploiter plays main alone. When its time is over a copy joins the pool, and it has its first parameters again."""
     config = PoolConfig(size=4, every=1000, exploiters=1, league_exploiters=1, exploiter_updates=3)
     learner = league(config)
-    main, exploiter, other = (number_of(i, -1, 3) for i in range(3))
+    main, exploiter, _ = (number_of(i, -1, 3) for i in range(3))
     draw = learner.params()["league.draw"]
     assert draw[1].tolist() == [1.0] + [0.0] * (2 + config.places)
     assert float(draw[2, :3].sum()) == 0.0
@@ -275,7 +277,9 @@ def test_a_run_that_starts_from_another_has_its_policy_as_first_member() -> None
     assert learner.pool.frozen() == [FIRST]
     acts = PoolNet({"main": net(5)}, places=4, seats=2)
     acts.load_state_dict(learner.params())
-    asked = Batch(obs=torch.ones(2, 3), noise=torch.full((2, acts.noise_size), 0.4), **{LINEUP: torch.tensor([[MAIN, FIRST]] * 2)})
+    asked = Batch(
+        obs=torch.ones(2, 3), noise=torch.full((2, acts.noise_size), 0.4), **{LINEUP: torch.tensor([[MAIN, FIRST]] * 2)}
+    )
     found = acts.act(asked)
     assert torch.equal(found["logprob"][0], found["logprob"][1])
 

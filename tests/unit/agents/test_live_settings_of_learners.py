@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from made_segments import make_net, make_segment
+from made_teams import GROUPS, play, segments_of, spec
 from replay_segments import BOX, CHOICE, segment
 from team_transitions import AGENT, A, team_spec, transitions
 
@@ -16,6 +17,7 @@ from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.agents.appo import APPOConfig, APPOLearner
 from runnel.agents.ddpg import DDPGConfig, DDPGLearner
 from runnel.agents.dqn import DQNConfig, DQNLearner
+from runnel.agents.happo import HAPPOConfig, HAPPOLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
 from runnel.agents.mappo import MAPPOConfig, MAPPOLearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
@@ -29,6 +31,7 @@ from runnel.core.live_settings import live_fields, with_live
 from runnel.core.resuming import OnResume, live
 from runnel.kernels.graphs import CudaGraphed
 from runnel.kernels.select import Accelerator, _record
+from runnel.nets.central import StateCritic, lone_actor, state_of
 from runnel.nets.continuous import DeterministicActor, QEnsemble, SquashedGaussianActor
 from runnel.nets.layers import NetConfig
 
@@ -40,10 +43,16 @@ def replayed(kind: type, actor: type, config: Any) -> Any:
     return kind(config, actor(BOX, NET, seed=0), QEnsemble(BOX, NET, copies=copies, seed=0), seed=0)
 
 
+def of_team(config: HAPPOConfig) -> HAPPOLearner:
+    nets = {policy: lone_actor(spec(num), NET, seed=0) for policy, num in GROUPS.items()}
+    return HAPPOLearner(config, nets, StateCritic(state_of(spec(1)), NET, seed=0), seed=1)
+
+
 MAKE: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "ppo": (PPOConfig(num_epochs=2, num_minibatches=2), lambda c: PPOLearner(c, make_net(), seed=1)),
     "appo": (APPOConfig(num_epochs=2, num_minibatches=2), lambda c: APPOLearner(c, make_net(), seed=1)),
     "mappo": (MAPPOConfig(num_epochs=2, num_minibatches=2), lambda c: MAPPOLearner(c, make_net(), seed=1)),
+    "happo": (HAPPOConfig(num_epochs=2, num_minibatches=2, normalise_obs=False), of_team),
     "a2c": (A2CConfig(), lambda c: A2CLearner(c, make_net())),
     "impala": (IMPALAConfig(), lambda c: IMPALALearner(c, make_net())),
     "dqn": (DQNConfig(target_every=2, huber=1.0), lambda c: DQNLearner(c, c.network(CHOICE, NET, seed=0))),
@@ -79,6 +88,8 @@ def data(name: str, seed: int) -> Any:
         return {"trajectories": [make_segment(seed)]}
     if name == "qmix":
         return {"replay": [transitions(seed)]}
+    if name == "happo":
+        return segments_of(play(seed))
     return {"replay": [segment(seed, spec=CHOICE if name == "dqn" else BOX)]}
 
 

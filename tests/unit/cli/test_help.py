@@ -16,6 +16,7 @@ MOST = dict.fromkeys(RECIPES, 30) | {
     "mappo": 34,
     **dict.fromkeys(("qmix", "vdn", "independent_q"), 33),
     "selfplay": 41,
+    "happo": 32,
     "dqn": 34,
     "drm": 37,
     "cip": 32,

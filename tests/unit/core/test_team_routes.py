@@ -48,6 +48,11 @@ def test_a_route_without_a_sample_stream_is_asked_but_not_trained() -> None:
         (["red_.*="], "after = comes the name of a policy"),
         (["red_.*=a/b"], "after = comes the name of a policy"),
         (["*=red"], "this is no regular expression"),
+        (["each", "blue_0=blue"], "teams = 'each': says it of all agents, so it stands alone"),
+        (["red_.*=red", "shared"], "teams = 'shared': says it of all agents, so it stands alone"),
+        (["each"], "only an environment knows its agents; give their names"),
+        (["all"], "teams = 'all': write PATTERN=POLICY, for example red_.*=red; or shared or each, for all agents"),
+        (["shared: deterministic"], "a policy that is trained must try actions"),
         (["red_.*=red: 32"], "'32' is not understood; after a colon come, with commas between them: N steps"),
         (["red_.*=red: 0 steps"], "'0 steps' is not understood"),
         (["red_.*=red: 8 steps, 16 steps"], "steps is said twice"),
@@ -75,6 +80,18 @@ def test_options_of_a_route() -> None:
     assert red.samples == (SampleRoute("red", 16, 4),)
     assert (blue.inference, blue.samples, blue.deterministic) == ("first@12.blue", (), True)
     assert blue.stored == "run:runs/first@12+ab01#blue"
+
+
+def test_a_word_says_who_shares_parameters() -> None:
+    names = list(TEAM.agents)
+    each = sides_of(team_routes(["each"], names), TEAM)
+    assert {policy: side.agents for policy, side in each.items()} == {name: (name,) for name in names}
+    assert [side.route.samples for side in each.values()] == [(SampleRoute(name),) for name in names]
+    assert team_routes(["each: 8 steps"], ["a.b", "a-b"])[0] == AgentRoute(r"a\.b", "a.b", (SampleRoute("a.b", 8),))
+    assert team_routes(["shared"]) == team_routes([])
+    assert team_routes(["shared: 8 steps"])[0].samples == (SampleRoute("shared", 8),)
+    with pytest.raises(ConfigError, match="agent '0' has a name that no policy can have; write PATTERN=POLICY for each"):
+        team_routes(["each"], ["a", "0"])
 
 
 def test_lengths_fit_into_each_other() -> None:

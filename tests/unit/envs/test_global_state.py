@@ -13,8 +13,9 @@ from team_envs import Leaver, Turns
 from runnel.core.errors import DataError
 from runnel.core.rng import make_rng
 from runnel.core.routes import Side, sides_of, team_routes
+from runnel.core.trajectories import AGENT
 from runnel.envs.segments import SegmentRequests
-from runnel.envs.team.global_state import AGENT, SEEN, STATE, with_global_state
+from runnel.envs.team.global_state import SEEN, STATE, with_global_state
 from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.processes import ProcessTeam
 from runnel.envs.team.serial import SerialTeam

@@ -116,7 +116,7 @@ def test_a_member_that_is_gone_is_an_error_and_never_somebody_else() -> None:
     made.act(rows(made, 2, told))
     state[NUMBERS] = torch.tensor([MAIN, RIVAL, OLD, number_of(0, 9, 2), 0])
     made.load_state_dict(state)
-    with pytest.raises(DataError, match="an episode is played by member rival@7 .* no longer in the pool"):
+    with pytest.raises(DataError, match=r"an episode is played by member rival@7 .* no longer in the pool"):
         made.act(rows(made, 2, told))
 
 

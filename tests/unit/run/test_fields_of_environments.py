@@ -56,6 +56,10 @@ BASE: dict[str, dict[str, Any]] = {
         **{"ppo.num_minibatches": 2, "ppo.num_epochs": 2, "ppo.lr": 0.05, "num_envs": 4, "num_steps": 16, "total_updates": 6},
         **{"pool.every": 1, "pool.size": 3, "pool.window": 4},
     },
+    "happo": {
+        **{name: value for name, value in ENV.items() if name != "vector.backend"},
+        **{"happo.num_minibatches": 2, "happo.num_epochs": 2, "happo.lr": 0.05, "happo.critic_lr": 0.05},
+    },
     "dqn": {
         **REPLAY,
         "dqn.batch_size": 8,
@@ -247,6 +251,8 @@ OF["selfplay"] = {
     "pool.exploiter_wins": Try(0.6),
 }
 OF["mappo"] = {**OF["ippo"], "ppo.huber_delta": Try(0.01), "ppo.value_decay": Try(0.1), "ppo.max_grad_norm": Try(0.1)}
+OF["happo"] = {**OF["ippo"], "happo.huber_delta": Try(0.01), "happo.value_decay": Try(0.1), "happo.max_grad_norm": Try(0.01)}
+OF["happo"] |= {"happo.value_clip": Try(1e-4)}
 CONTROL = {
     name: replace(how, given={**how.given, "env_kwargs": {"stack": 2, **how.given.get("env_kwargs", {}), "box": True}})
     for name, how in TRIES.items()
@@ -273,6 +279,7 @@ OF["drm"] |= {"drm.exploration_noise": Try(2.0), "drm.perturb_low": Try(0.85)}
 REFUSED = {
     "a2c": {"staleness.mode": "it does not correct for older data"},
     "ppo_lagrangian": {"net.core": "the critics of costs have no memory"},
+    "happo": {"staleness.mode": "segments of several policies would be taken as they come"},
     "sqirl": {"staleness.mode": "which steps are random depends on the version"},
 }
 """Refusals that are not for want of use: a recipe cannot do it."""

@@ -34,6 +34,7 @@ OWN = {
     "mappo": ("ppo.huber_delta",),
     "qmix": ("qmix.", "team_reward"),
     "selfplay": ("pool.",),
+    "happo": ("happo.",),
     "dqn": ("dqn.", "replay."),
     "sac": ("sac.",),
     "td3": ("td3.",),

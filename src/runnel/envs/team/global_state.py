@@ -2,7 +2,9 @@
 
 Where an environment has `state()` and a `state_space` (PettingZoo's names), that is it. Otherwise it is what all agents see,
 joined in the order of `possible_agents`, with zeros for those that see nothing now or have left, and for each a flag that says
-whether it is there (death masking: Yu et al. 2022, arXiv:2103.01955, sec. 5.4). Beside it stands which agent a row is.
+whether it is there (death masking: Yu et al. 2022, arXiv:2103.01955, sec. 5.4). Beside it stands which agent a row is and, for
+learners that read the streams of a whole team together (`agents/joint.py`), the step of the episode: where it falls, the
+environment has begun anew.
 
 It lies in rows and segments as observations whose names begin with `SHARED`. Requests leave those out, so no policy reads them.
 """
@@ -14,17 +16,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from runnel.core.errors import DataError
 from runnel.core.routes import Side
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.core.state import Array
-from runnel.core.trajectories import SHARED
+from runnel.core.trajectories import AGENT, CLOCK, SHARED
 from runnel.envs.spaces import Obs, ObsLeaf, obs_leaves
 from runnel.envs.team.parallel import ParallelEnv
 
-STATE, SEEN, AGENT = f"{SHARED}state", f"{SHARED}seen", f"{SHARED}agent"
-"""The environment's own state; what all agents see; which agent of its policy a row is."""
+STATE, SEEN = f"{SHARED}state", f"{SHARED}seen"
+"""The environment's own state; what all agents see."""
 
 
 def has_shared(spec: EnvSpec) -> bool:
@@ -32,15 +35,16 @@ def has_shared(spec: EnvSpec) -> bool:
     return any(key.startswith(SHARED) for key in spec.obs)
 
 
-def with_global_state(side: Side, env: ParallelEnv) -> Side:
-    """`side`, whose rows also hold the global state of environments like `env`."""
-    return replace(side, spec=replace(side.spec, obs={**side.spec.obs, **GlobalState(env, side.agents).spec}))
+def with_global_state(side: Side, env: ParallelEnv, *, clock: bool = False) -> Side:
+    """`side`, whose rows also hold the global state of environments like `env`, and with `clock` the step of the episode."""
+    shared = GlobalState(env, side.agents, clock=clock).spec
+    return replace(side, spec=replace(side.spec, obs={**side.spec.obs, **shared}))
 
 
 class GlobalState:
     """Reads the global state of environments like `env` for the rows of `agents`, which follow one policy."""
 
-    def __init__(self, env: ParallelEnv, agents: Sequence[str]) -> None:
+    def __init__(self, env: ParallelEnv, agents: Sequence[str], *, clock: bool = False) -> None:
         self._leaves = _state_leaves(env.env)
         self._parts: dict[str, list[ObsLeaf]] = {}
         self.spec: dict[str, ArraySpec] = {leaf.key: leaf.spec for leaf in self._leaves}
@@ -50,6 +54,9 @@ class GlobalState:
             self.spec[SEEN] = ArraySpec((sum(self._widths.values()) + len(env.agents),))
         self._which = np.eye(len(agents), dtype=np.float32)
         self.spec[AGENT] = ArraySpec((len(agents),))
+        self._clock = clock
+        if clock:
+            self.spec[CLOCK] = ArraySpec((), torch.int64)
 
     def now(self, source: ParallelEnv, obs: Mapping[str, Obs]) -> dict[str, Array]:
         """Before a decision, where `obs` is what the agents see."""
@@ -67,9 +74,10 @@ class GlobalState:
         to[AGENT][place] = self._which[agent]
 
     def _read(self, source: ParallelEnv, there: Mapping[str, Obs]) -> dict[str, Array]:
+        found: dict[str, Array] = {CLOCK: np.asarray(source.steps)} if self._clock else {}
         if not self._leaves:
-            return {SEEN: self._joined(there)}
-        state, found = source.env.state(), dict[str, Array]()
+            return {**found, SEEN: self._joined(there)}
+        state = source.env.state()
         for leaf in self._leaves:
             raw = leaf.checked(leaf.pick(state))
             found[leaf.key] = raw if leaf.encode is None else leaf.encode(raw)

@@ -45,6 +45,8 @@ class ParallelEnv:
         self.rewards: dict[str, float] = {}
         self.flags: dict[str, tuple[bool, bool]] = {}
         """Of agents whose last step this was: terminated, truncated."""
+        self.steps = 0
+        """Steps since the episode began."""
         if isinstance(env, Stateful):  # then `envs/rewind.py` saves and loads it as any other
             self.get_state, self.set_state = env.get_state, self.env.set_state
 
@@ -67,7 +69,7 @@ class ParallelEnv:
         found = self.env.reset(seed=seed)
         if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(part, Mapping) for part in found):
             raise DataError("reset must return (observations, infos), two dicts by agent")
-        self.acted, self.ended, self.flags, self.rewards = set(), set(), {}, {}
+        self.acted, self.ended, self.flags, self.rewards, self.steps = set(), set(), {}, {}, 0
         obs, infos = found
         if not self.live:
             raise DataError("no agent decides after reset: `agents` is empty")
@@ -78,6 +80,7 @@ class ParallelEnv:
         """One step of the agents that decide now; other actions are left out. The third result: whether no agent is left."""
         chosen = {agent: actions[agent] for agent in self.live}
         self.acted |= chosen.keys()
+        self.steps += 1
         found = self.env.step(chosen)
         progressed()
         if not isinstance(found, tuple) or len(found) != 5 or not all(isinstance(part, Mapping) for part in found):

@@ -10,6 +10,7 @@ from runnel.core.action_codec import final_mask, read_mask
 from runnel.core.errors import DataError
 from runnel.core.routes import Side
 from runnel.core.state import Array
+from runnel.core.trajectories import CLOCK
 from runnel.envs.bounds import Bounds
 from runnel.envs.spaces import MASK, Action, Info, Obs, mask_in_obs, obs_leaves
 from runnel.envs.team.base import RowMemory
@@ -32,7 +33,9 @@ class PolicyRows(RowMemory):
         self._leaves = leaves = obs_leaves(space)
         self._write, self._write_last = obs_writer(leaves, self._obs), obs_writer(leaves, self._final)
         self._bounds, self._mask_in_obs = Bounds(leaves), mask_in_obs(space)
-        self._shared = GlobalState(env, side.agents) if has_shared(side.spec) else None
+        self._shared: GlobalState | None = None
+        if has_shared(side.spec):
+            self._shared = GlobalState(env, side.agents, clock=CLOCK in side.spec.obs)
         self.convert: Callable[[Array], list[Action]] = action_rows(side.spec.action)
 
     def actions(self, raw: Array) -> list[Action]:

@@ -216,3 +216,56 @@ class Bids:
         rewards = dict(zip(self.possible_agents, (paid, -paid), strict=True))
         flags = dict.fromkeys(self.possible_agents, over), dict.fromkeys(self.possible_agents, False)
         return self._seen(), rewards, *flags, {agent: {} for agent in self.possible_agents}
+
+
+class Halves:
+    """`num_agents` agents see nothing, and say 0 or 1 once. All are paid 1 if one half of them, the first or the second, says 1
+    and the other half 0; else nobody is paid.
+
+    A policy that all of them share can do no better than to toss a coin, which is right with probability 2 / 2^n (Kuba et al.
+    2022, arXiv:2109.11251, proposition 1).
+    """
+
+    def __init__(self, num_agents: int = 4) -> None:
+        if num_agents < 2 or num_agents % 2:
+            raise ConfigError("env_kwargs.num_agents", num_agents, "use an even number from 2 on")
+        self.possible_agents = tuple(f"agent_{i}" for i in range(num_agents))
+        self.agents: list[str] = []
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        """Nothing but a constant."""
+        return spaces.Box(0.0, 1.0, (1,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space:
+        """0 or 1."""
+        return spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[ByAgent, ByAgent]:
+        self.agents = list(self.possible_agents)
+        return self._seen(), {agent: {} for agent in self.agents}
+
+    def _seen(self) -> ByAgent:
+        return {agent: np.ones(1, np.float32) for agent in self.possible_agents}
+
+    def step(self, actions: ByAgent) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+        said = [int(actions[agent]) for agent in self.possible_agents]
+        paid, everybody = float(self.pays(said)), self.possible_agents
+        self.agents = []
+        over = dict.fromkeys(everybody, True), dict.fromkeys(everybody, False)
+        return self._seen(), dict.fromkeys(everybody, paid), *over, {agent: {} for agent in everybody}
+
+    def pays(self, said: list[int]) -> bool:
+        """Whether what the agents said is paid."""
+        half = len(said) // 2
+        return len(set(said[:half])) == len(set(said[half:])) == 1 and said[0] != said[-1]
+
+
+class Volunteer(Halves):
+    """`num_agents` agents see nothing, and say 0 or 1 once. All are paid 1 if exactly one of them says 1.
+
+    What is best for an agent hangs on what the others become in the same update: where all learn at once from one batch, all
+    come forward together, or all step back.
+    """
+
+    def pays(self, said: list[int]) -> bool:
+        return sum(said) == 1
