@@ -34,7 +34,7 @@ def at_random(spaces: Callable[[str], Any], seed: int) -> Player:
 
 
 def steer(towards: np.ndarray, speed: np.ndarray) -> int:
-    """The push that brings a particle closer to what lies in the direction `towards`, along the axis on which it is further off."""
+    """The push that brings a particle closer to what lies at `towards`, along the axis on which it is further off."""
     off = towards - COAST * speed
     axis = int(np.abs(off).argmax())
     if abs(off[axis]) < 0.05:

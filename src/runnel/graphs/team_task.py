@@ -67,11 +67,7 @@ class TeamTask:
         self.spec = probe.spec()
         self.spaces = {agent: probe.env.observation_space(agent) for agent in probe.agents}
         given = routes(self.spec) if callable(routes) else routes
-        found = with_lengths(team_routes(config.teams) if given is None else given, config.num_steps)
-        self._spaces = {agent: probe.env.observation_space(agent) for agent in probe.agents}
-        if routes is None:
-            routes = team_routes(config.teams, probe.agents)
-        found = with_lengths(routes, config.num_steps)
+        found = with_lengths(team_routes(config.teams, probe.agents) if given is None else given, config.num_steps)
         self.seen = sides_of(found, self.spec)
         """The sides, with what their agents see alone: all that an evaluation needs."""
         self.sides: dict[str, Side] = self.seen

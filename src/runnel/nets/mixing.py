@@ -163,9 +163,9 @@ class TeamQNet(nn.Module):
         return q.sum(-1) if self.mixer is None else self.mixer(q, obs)
 
     # ----------------------------------------------------------------------------------------------------------- acting
-    def seat(self, agent: int) -> Seat:
+    def seat(self, agent: int) -> AgentQ:
         """What acts for one agent alone."""
-        return Seat(self, agent)
+        return AgentQ(self, agent)
 
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
         """`action` `[B, A]`: each agent its best one or, with its own probability epsilon, one of those that are open to it."""
@@ -184,7 +184,7 @@ class TeamQNet(nn.Module):
         return Batch({key: torch.stack([a[key] for a in answers], 1) for key in answers[0]})
 
 
-class Seat(nn.Module):
+class AgentQ(nn.Module):
     """One agent of a `TeamQNet`: acts for rows of what that agent alone sees, `[B, *shape]`."""
 
     noise_size = QNet.noise_size

@@ -11,10 +11,10 @@ from torch import Tensor
 from runnel.core.routes import Side
 from runnel.core.spaces import TeamSpec
 from runnel.core.state import Array
-from runnel.core.trajectories import SHARED
+from runnel.core.trajectories import AGENT, SHARED
 from runnel.envs.device.base import Leaves
 from runnel.envs.spaces import MASK
-from runnel.envs.team.global_state import AGENT, has_shared
+from runnel.envs.team.global_state import has_shared
 from runnel.envs.vector.contract import StepOut
 
 Columns = slice | list[int]

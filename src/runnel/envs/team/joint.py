@@ -27,10 +27,9 @@ from runnel.core.records import Batch
 from runnel.core.routes import Side
 from runnel.core.spaces import ActionLeaf, ActionSpec, ArraySpec, Channels, EnvSpec, multi_action
 from runnel.core.state import State
-from runnel.core.trajectories import SHARED, TEAM_ACTIVE, own_reward
+from runnel.core.trajectories import AGENT, SHARED, TEAM_ACTIVE, own_reward
 from runnel.envs.spaces import MASK
 from runnel.envs.team.contract import TeamVector
-from runnel.envs.team.global_state import AGENT
 from runnel.envs.vector.contract import Episode, Fault, StepOut, allocate
 
 TeamReward = Literal["mean", "sum", "first"]
