@@ -93,7 +93,7 @@ def fixed(make: Callable[[], Any], seed: int = 0) -> Callable[[], Any]:
 def sides(make: Callable[[], Any], teams: tuple[str, ...], *, shared: bool = False) -> dict[str, Side]:
     probe = ParallelEnv(TeamView(make()), "probe")
     found = sides_of(team_routes(teams), probe.spec())
-    return {policy: with_global_state(side, probe) for policy, side in found.items()} if shared else found
+    return {policy: with_global_state(side, probe, clock=True) for policy, side in found.items()} if shared else found
 
 
 def legal_actions(vector: Any, rng: np.random.Generator) -> dict[str, torch.Tensor]:

@@ -16,6 +16,7 @@ from runnel.core.checks import check_tensor_team
 from runnel.core.rng import make_seed
 from runnel.core.routes import Side
 from runnel.core.state import Array, State
+from runnel.core.trajectories import CLOCK
 from runnel.envs.device.base import Leaves
 from runnel.envs.device.episodes import MAX_RECORDS, STEP_RECORDS, NumpyLog
 from runnel.envs.device.numpy_engine import columnwise, plain
@@ -100,18 +101,23 @@ class TensorTeam:
         if self._some_gone:
             active = ~self._gone if active is None else active & ~self._gone
         self._deciding = active
-        seen = self._see(self._state, active, self._gone if self._some_gone else None)
+        seen = self._see(self._state, active, self._gone if self._some_gone else None, self._steps())
         for policy, rows in self._rows.items():
             rows.show(seen, into[policy])
 
-    def _see(self, state: Leaves, active: Array | None, gone: Array | None) -> Seen:
-        """What everybody sees in `state`; `gone` `[E, A]` are not there (None: all are)."""
+    def _see(self, state: Leaves, active: Array | None, gone: Array | None, steps: Array) -> Seen:
+        """What everybody sees in `state`, `steps` after the episode began; `gone` `[E, A]` are not there (None: all are)."""
         kinds = self._env.observe(state)
         if not self._shares:
             return Seen(kinds, {}, active)
         if self._joined is not None:
-            return Seen(kinds, {SEEN: self._joined(kinds, gone)}, active)
-        return Seen(kinds, {STATE: self._env.global_state(state)}, active)
+            return Seen(kinds, {SEEN: self._joined(kinds, gone), CLOCK: steps}, active)
+        return Seen(kinds, {STATE: self._env.global_state(state), CLOCK: steps}, active)
+
+    def _steps(self) -> Array:
+        """The steps that each world has made in its episode."""
+        steps: Array = self._clock + self._limit - self._deadline
+        return steps
 
     def send(self, actions: Mapping[str, Tensor]) -> None:
         raw = {policy: actions[policy].numpy() for policy in self._rows}
@@ -184,7 +190,7 @@ class TensorTeam:
         """What is seen behind the last step of some agents, in the environments where there are such."""
         envs = np.flatnonzero(ends.any(axis=1))
         state = {k: x[envs] for k, x in following.items()}
-        return self._see(state, self._env.active(state), gone[envs] if gone.any() else None)
+        return self._see(state, self._env.active(state), gone[envs] if gone.any() else None, self._steps()[envs])
 
     def _begin(self, envs: Array) -> None:
         """Log the episodes of `envs` and begin new ones."""
@@ -192,7 +198,7 @@ class TensorTeam:
             return
         totals = self._totals[envs]
         means = [totals[:, places].sum(axis=1) / len(places) for places in (self._trained, *self._averages.values())]
-        self._log.add(envs, self._clock + self._limit - self._deadline[envs], *means)
+        self._log.add(envs, self._steps()[envs], *means)
         self._totals[envs] = 0.0
         self._gone[envs], self._acted[envs] = False, False
         self._deadline[envs] = self._clock + self._limit
