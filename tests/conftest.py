@@ -5,6 +5,7 @@ the ends of remote streams."""
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -36,6 +37,19 @@ FIRST = (
     "tests/contract/",
 )
 """What compiles kernels for all others, then files that take long, so that no core waits at the end for the other one."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """What collecting makes stays to the end: the garbage collector would go through all of it again and again, here and in
+    tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import runnel as rl
 from runnel.nets.team import TeamPolicy
@@ -46,5 +47,10 @@ def trained(recipe: str, seed: int, out: Path) -> float:
 
 def test_a_central_critic_sees_through_luck(tmp_path: Path) -> None:
     """At least 0.8 of the answers are right on 2 of 3 seeds (all of them, on 5 of 5 when it was written); with `ippo` and these
-    settings 0.33 to 0.50 are."""
-    assert sum(trained("mappo", seed, tmp_path) >= 0.8 for seed in (1, 2, 3)) >= 2
+    settings 0.33 to 0.50 are. Seeds after the second that has them are not played."""
+    found: list[float] = []
+    for seed in (1, 2, 3):
+        found.append(trained("mappo", seed, tmp_path))
+        if sum(share >= 0.8 for share in found) == 2:
+            return
+    pytest.fail(f"too few see through it: {found}")

@@ -95,8 +95,10 @@ def test_soap_finds_options_that_remember(tmp_path: Path) -> None:
     """Recall: a cue is shown once and asked for two steps later. At least 0.95 on 2 of 3 seeds; PPO without a memory is at the
     0.5 of chance (0.55, 0.6, 0.5, 0.25 and 0.4 on five seeds)."""
     given = {"env": "runnel.envs.toy:Recall", "env_kwargs": {"delay": 2}, "total_steps": 16_384, "num_steps": 32}
-    found = scores("soap", tmp_path, range(1, 4), **given, ppo={"lr": 3e-3})
-    assert sum(score >= 0.95 for score in found) >= 2, found
+    found = scores("soap", tmp_path, range(1, 3), **given, ppo={"lr": 3e-3})
+    if min(found) < 0.95:  # else two of three are good, whatever the third is
+        found += scores("soap", tmp_path, range(3, 4), **given, ppo={"lr": 3e-3})
+    assert sum(score >= 0.95 for score in found) == 2, found
 
 
 def test_trees_learn_the_rules_of_a_table(tmp_path: Path) -> None:

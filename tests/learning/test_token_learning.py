@@ -84,8 +84,10 @@ def test_dpo_prefers_digits_after_imitating_both(tmp_path: Path) -> None:
         ]
         runs = rl.run_pipeline(stages, out=tmp_path / str(seed))
         found.append([digits_of(run) for run in runs])
+        if sum(after >= 0.9 for _, after in found) == 2:
+            break
     assert np.mean([before for before, _ in found]) <= 0.8, found
-    assert sorted(after for _, after in found)[1] >= 0.9, found
+    assert sum(after >= 0.9 for _, after in found) == 2, found
 
 
 def digits_of(run: rl.Run) -> float:
