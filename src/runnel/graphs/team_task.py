@@ -20,6 +20,7 @@ from runnel.envs.registry import env_name, is_tensor_env, make_team_env, make_te
 from runnel.envs.spaces import flatten_obs
 from runnel.envs.team.contract import TeamVector
 from runnel.envs.team.global_state import with_global_state
+from runnel.envs.team.named import is_vmas
 from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.processes import ProcessTeam
 from runnel.envs.team.sampler import TeamSampler
@@ -88,6 +89,10 @@ class TeamTask:
         given: dict[str, Any] = {"sides": sides, "seed": seed, "index0": index0, "name": self.name}
         if is_tensor_env(self._target):
             return TensorTeam(make_tensor_team(self._target, kwargs=self._config.env_kwargs), num_envs, **given)
+        if is_vmas(self._target):
+            from runnel.envs.team.vmas import VmasTeam
+
+            return VmasTeam(self._target, num_envs, options=self._config.env_kwargs, **given)
         given["restart"] = c.on_error == "restart"
         if c.backend in AUTO:
             return SerialTeam(self.make, num_envs, **given)
