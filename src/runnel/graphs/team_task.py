@@ -13,7 +13,7 @@ from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.samples import Sampler
 from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
-from runnel.core.routes import Side, sides_of, team_routes, with_lengths
+from runnel.core.routes import ROUTES, TEAMS, Side, sides_of, team_routes, with_lengths
 from runnel.core.spaces import ArraySpec, EnvSpec, TeamSpec
 from runnel.envs.device import TensorTeam
 from runnel.envs.registry import env_name, is_tensor_env, make_team_env, make_tensor_team
@@ -68,8 +68,9 @@ class TeamTask:
         self.spec = probe.spec()
         self.spaces = {agent: probe.env.observation_space(agent) for agent in probe.agents}
         given = routes(self.spec) if callable(routes) else routes
+        field = TEAMS if routes is None else ROUTES
         found = with_lengths(team_routes(config.teams, probe.agents) if given is None else given, config.num_steps)
-        self.seen = sides_of(found, self.spec)
+        self.seen = sides_of(found, self.spec, field=field)
         """The sides, with what their agents see alone: all that an evaluation needs."""
         self.sides: dict[str, Side] = self.seen
         if global_state:

@@ -13,8 +13,9 @@ from runnel.core.errors import DataError
 from runnel.core.rng import make_seed
 from runnel.core.routes import sides_of, team_routes
 from runnel.core.spaces import TeamSpec
+from runnel.core.trajectories import AGENT, CLOCK
 from runnel.envs.registry import make_team_env
-from runnel.envs.team.global_state import AGENT, SEEN, with_global_state
+from runnel.envs.team.global_state import SEEN, with_global_state
 from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.vmas import VmasTeam
 from runnel.graphs.team_config import TeamConfig
@@ -35,7 +36,7 @@ def team(name: str, options: dict[str, Any], *teams: str, num_envs: int = 8, see
     spec, probe = spec_of(name, options)
     sides = sides_of(team_routes(teams), spec)
     if shared:
-        sides = {policy: with_global_state(side, probe) for policy, side in sides.items()}
+        sides = {policy: with_global_state(side, probe, clock=True) for policy, side in sides.items()}
     return VmasTeam(f"vmas:{name}", num_envs, sides=sides, seed=seed, index0=4, options=options)
 
 
@@ -161,7 +162,9 @@ def test_the_global_state_is_what_all_see_and_which_agent_a_row_is() -> None:
         wanted = torch.cat([both.flatten(1), torch.ones(8, 2)], 1).repeat_interleave(2, 0)
         assert torch.equal(out.obs[SEEN], wanted)
         assert torch.equal(out.obs[AGENT], torch.eye(2).repeat(8, 1))
+        assert out.obs[CLOCK].tolist() == [step % 3] * 16
         if step == 3:
+            assert out.final_obs[CLOCK].tolist() == [3] * 16
             last = out.final_obs["obs"].view(8, 2, -1).flatten(1)
             assert torch.equal(out.final_obs[SEEN][:, :-2], last.repeat_interleave(2, 0))
             assert torch.equal(out.final_obs[AGENT], torch.eye(2).repeat(8, 1))

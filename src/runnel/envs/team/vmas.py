@@ -19,11 +19,12 @@ from runnel.core.rng import make_seed
 from runnel.core.routes import Side
 from runnel.core.spaces import ActionSpec
 from runnel.core.state import Array, State
+from runnel.core.trajectories import AGENT, CLOCK
 from runnel.core.user_code import frames, summary
 from runnel.core.worker import progressed
 from runnel.envs.spaces import ObsLeaf, obs_leaves
 from runnel.envs.team.base import RowMemory, TeamBase, team_out
-from runnel.envs.team.global_state import AGENT, SEEN, has_shared
+from runnel.envs.team.global_state import SEEN, has_shared
 from runnel.envs.team.vmas_world import RandomState, gym_space, make_worlds, own_stream, seeded
 from runnel.envs.vector.contract import Episode
 
@@ -200,6 +201,9 @@ class VmasTeam(TeamBase):
         if policy in self._shared:
             together = _joined(self._leaves, obs)
             to[SEEN].copy_((together if worlds is None else together[worlds])[:, None].expand_as(to[SEEN]))
+            if CLOCK in to:
+                ages = torch.from_numpy(self._clock - self._starts)
+                to[CLOCK].copy_((ages if worlds is None else ages[worlds])[:, None].expand_as(to[CLOCK]))
 
     def ready(self) -> bool:
         return True
