@@ -1,4 +1,4 @@
-"""Runs on environments of PettingZoo, at once and in turns: a run that was stopped goes on bit for bit."""
+"""Runs on environments of PettingZoo, OpenSpiel, level-based foraging and VMAS: a run that was stopped goes on bit for bit."""
 
 from __future__ import annotations
 
@@ -29,13 +29,22 @@ def params(run: rl.Run) -> bytes:
     return (sorted((run.path / "checkpoints").glob("0*"))[-1] / "params.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["mpe2.simple_spread_v3", "classic.tictactoe_v3"])
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
-    settings = {**RUN, "env": f"pettingzoo:{name}"}
-    whole = rl.train("ippo", out=str(tmp_path / "whole"), **settings)
+@pytest.mark.parametrize(
+    ("recipe", "name", "kwargs"),
+    [
+        ("ippo", "pettingzoo:mpe2.simple_spread_v3", {}),
+        ("ippo", "pettingzoo:classic.tictactoe_v3", {}),
+        ("mappo", "openspiel:leduc_poker", {}),
+        ("ippo", "lbforaging:Foraging-5x5-2p-1f-v3", {"common_reward": True}),
+        ("mappo", "vmas:simple_spread", {"max_steps": 7, "continuous_actions": False}),
+    ],
+)
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(recipe: str, name: str, kwargs: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**RUN, "env": name, "env_kwargs": kwargs}
+    whole = rl.train(recipe, out=str(tmp_path / "whole"), **settings)
     assert (whole.status, whole.version, whole.steps) == ("finished", 4, 4 * 4 * 10)
     assert all(row["metrics"]["shared/grad_norm"] > 0.0 for row in whole.rows())
-    stopped = rl.train("ippo", out=str(tmp_path / "stopped"), on_update=lambda row: row["version"] < 2, **settings)
+    stopped = rl.train(recipe, out=str(tmp_path / "stopped"), on_update=lambda row: row["version"] < 2, **settings)
     assert (stopped.status, stopped.version) == ("stopped", 2)
     resumed = rl.resume(stopped.path)
     assert params(resumed) == params(whole)

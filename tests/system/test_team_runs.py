@@ -210,12 +210,37 @@ def test_a_loaded_policy_acts_for_a_dict_of_agents(whole: rl.Run) -> None:
         policy.act({"judge": np.zeros(3)})
 
 
+def test_a_loaded_policy_acts_for_one_agent_as_it_does_in_a_dict(recurrent: rl.Run) -> None:
+    """Of a team with a memory, so that it shows whose memory is used; masks and draws go through the same call."""
+    both, one, alone = (rl.load(recurrent.path) for _ in range(3))
+    assert isinstance(both, rl.nets.TeamPolicy)
+    assert isinstance(one, rl.nets.TeamPolicy)
+    assert isinstance(alone, rl.nets.TeamPolicy)
+    assert both.agents == ("sender", "receiver")
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        obs = {"sender": rng.random(4, np.float32), "receiver": rng.random(3, np.float32)}
+        actions = both.act(obs, deterministic=False)
+        assert actions == {agent: one.act(seen, agent=agent, deterministic=False) for agent, seen in obs.items()}
+        assert actions == {agent: alone[agent].act(seen, deterministic=False) for agent, seen in obs.items()}
+    one["sender"].reset()
+    assert not one["sender"]._state
+    assert one["receiver"]._state
+    with pytest.raises(rl.core.DataError, match="knows no agent 'judge'; it was trained with sender, receiver"):
+        one.act(np.zeros(3), agent="judge")
+    with pytest.raises(rl.core.DataError, match=r"give a dict of observations by agent .* policy.act\(obs, agent='sender'\)"):
+        one.act(np.zeros(4))
+
+
 @pytest.mark.parametrize(
     ("more", "text"),
     [
         ({"teams": ()}, "agents 'sender' and 'receiver' differ in their spaces; give each kind of agent a policy"),
-        ({"teams": ("sender=a",)}, "no pattern matches agent 'receiver'"),
-        ({"teams": ("sender=a", "receiver=b", "judge=c")}, "it matches no agent; the agents are sender, receiver"),
+        ({"teams": ("sender=a",)}, r"teams = \['sender=a'\]: no pattern matches agent 'receiver'; add receiver=POLICY"),
+        (
+            {"teams": ("sender=a", "receiver=b", "judge=c")},
+            "teams = 'judge=c': it matches no agent; the agents are sender, receiver",
+        ),
         ({"env": "CartPole-v1"}, "environments of several agents have no ids"),
         ({"env": "runnel.envs.toy:PointMass"}, "has no possible_agents; it must have PettingZoo's parallel API"),
         ({"teams": ("sender=a: 5 steps, burn-in 2", "receiver=b")}, "burn-in brings a recurrent state up to date, and this"),

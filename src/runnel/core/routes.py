@@ -10,6 +10,8 @@ from runnel.core.contracts.evaluation import AgentRoute, SampleRoute
 from runnel.core.errors import ConfigError
 from runnel.core.spaces import EnvSpec, TeamSpec
 
+ROUTES, TEAMS = "routes", "teams"
+"""Where routes come from: objects that Python code gives, or the setting `teams`."""
 SHARED, EACH = "shared", "each"
 """Who shares parameters, in a word: one policy for all agents (so it is where nothing else is said), or one for each."""
 STORED = "run:"
@@ -34,18 +36,23 @@ class Side:
         return bool(self.route.samples)
 
 
-def route(routes: Sequence[AgentRoute], agent_id: str) -> AgentRoute:
-    """The first route whose pattern matches the whole of `agent_id`.
+def route(routes: Sequence[AgentRoute], agent_id: str, *, field: str = ROUTES) -> AgentRoute:
+    """The first route whose pattern matches the whole of `agent_id`; errors name the setting `field` that the routes are of.
 
     >>> routes = [AgentRoute("red_.*", "red"), AgentRoute(".*", "blue")]
     >>> route(routes, "red_0").inference, route(routes, "green").inference
     ('red', 'blue')
     """
     for candidate in routes:
-        if _matches(candidate, agent_id):
+        if _matches(candidate, agent_id, field):
             return candidate
-    patterns = ", ".join(repr(r.pattern) for r in routes)
-    raise ConfigError("routes", patterns, f"no pattern matches agent {agent_id!r}; add one, or end with '.*'")
+    fix = f"add {agent_id}=POLICY, or end with .*=POLICY" if field == TEAMS else "add one, or end with '.*'"
+    raise ConfigError(field, [_said(r, field) for r in routes], f"no pattern matches agent {agent_id!r}; {fix}")
+
+
+def _said(found: AgentRoute, field: str) -> str:
+    """A route as the user wrote it, without its options."""
+    return f"{found.pattern}={found.stored or found.inference}" if field == TEAMS else found.pattern
 
 
 def only_stream(found: AgentRoute) -> str:
@@ -151,41 +158,43 @@ def with_lengths(routes: Sequence[AgentRoute], num_steps: int) -> list[AgentRout
     return settled
 
 
-def sides_of(routes: Sequence[AgentRoute], spec: TeamSpec) -> dict[str, Side]:
+def sides_of(routes: Sequence[AgentRoute], spec: TeamSpec, *, field: str = ROUTES) -> dict[str, Side]:
     """The agents of each policy, by its name, in the order of the routes. Refuses, before anything starts, an agent without a
-    route, a route without an agent, and agents of one policy that differ in their spaces."""
-    chosen = {agent: route(routes, agent) for agent in spec.agents}
+    route, a route without an agent, and agents of one policy that differ in their spaces; errors name the setting `field`."""
+    chosen = {agent: route(routes, agent, field=field) for agent in spec.agents}
     for candidate in routes:
         if candidate not in chosen.values():
-            _refuse_idle(candidate, chosen)
+            _refuse_idle(candidate, chosen, field)
     sides: dict[str, Side] = {}
     for policy in dict.fromkeys(candidate.inference for candidate in routes):
         mine = {agent: r for agent, r in chosen.items() if r.inference == policy}
-        sides[policy] = Side(tuple(mine), _common_spec(policy, tuple(mine), spec), _common_route(policy, list(mine.values())))
+        common = _common_route(policy, list(mine.values()), field)
+        sides[policy] = Side(tuple(mine), _common_spec(policy, tuple(mine), spec), common)
     streams = [sample.stream for side in sides.values() for sample in side.route.samples]
     if twice := [stream for stream in streams if streams.count(stream) > 1]:
-        raise ConfigError("routes", twice[0], "two routes write to this stream; give each a stream of its own")
+        raise ConfigError(field, twice[0], "two routes write to this stream; give each a stream of its own")
     if not any(side.trains for side in sides.values()):
-        raise ConfigError("routes", ", ".join(sides), "none of these policies is trained; give one of them a sample stream")
+        fix = "name one without run:, which learns" if field == TEAMS else "give one of them a sample stream"
+        raise ConfigError(field, [_said(r, field) for r in routes], f"none of these policies is trained; {fix}")
     return sides
 
 
-def _matches(candidate: AgentRoute, agent_id: str) -> bool:
+def _matches(candidate: AgentRoute, agent_id: str, field: str) -> bool:
     try:
         return re.fullmatch(candidate.pattern, agent_id) is not None
     except re.error as error:
         fix = f"this is no regular expression ({error}); '.*' stands for any text"
-        raise ConfigError("routes", candidate.pattern, fix) from error
+        raise ConfigError(field, _said(candidate, field), fix) from error
 
 
-def _refuse_idle(candidate: AgentRoute, chosen: Mapping[str, AgentRoute]) -> None:
+def _refuse_idle(candidate: AgentRoute, chosen: Mapping[str, AgentRoute], field: str) -> None:
     """Say why no agent follows `candidate`: its pattern matches none, or an earlier pattern takes all that it matches."""
-    taken = [agent for agent in chosen if _matches(candidate, agent)]
+    taken = [agent for agent in chosen if _matches(candidate, agent, field)]
     if taken:
-        fix = f"all agents that it matches follow an earlier pattern ({chosen[taken[0]].pattern!r}); put it first, or drop it"
+        fix = f"all agents that it matches follow an earlier one ({_said(chosen[taken[0]], field)!r}); put it first, or drop it"
     else:
         fix = f"it matches no agent; the agents are {', '.join(chosen)}"
-    raise ConfigError("routes", candidate.pattern, fix)
+    raise ConfigError(field, _said(candidate, field), fix)
 
 
 def _common_spec(policy: str, agents: Sequence[str], spec: TeamSpec) -> EnvSpec:
@@ -198,9 +207,10 @@ def _common_spec(policy: str, agents: Sequence[str], spec: TeamSpec) -> EnvSpec:
     return first
 
 
-def _common_route(policy: str, routes: Sequence[AgentRoute]) -> AgentRoute:
+def _common_route(policy: str, routes: Sequence[AgentRoute], field: str) -> AgentRoute:
     for other in routes[1:]:
         if replace(other, pattern="") != replace(routes[0], pattern=""):
-            fix = "two routes of this policy differ in more than their patterns; name a second inference stream for one of them"
-            raise ConfigError("routes", policy, fix)
+            other_name = "policy" if field == TEAMS else "inference stream"
+            fix = f"two entries of this policy differ in more than their patterns; name a second {other_name} for one of them"
+            raise ConfigError(field, policy, fix)
     return routes[0]

@@ -1,6 +1,6 @@
 """Makes environments from what `env=` takes: a Gymnasium id, `module:Class`, `file.py:factory`, `tensor:CartPole-v1`,
 `atari:Breakout`, `MinAtar/Breakout-v1`, `envpool:HalfCheetah-v4`, a class or a factory; environments of several agents
-also from `pettingzoo:mpe2.simple_spread_v3`."""
+also by name (`envs/team/named.py`)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from runnel.envs.device import TENSOR_ENVS, TENSOR_TEAMS, TeamView, TensorEnv, T
 from runnel.envs.known import KNOWN
 from runnel.envs.spaces import Obs, flatten_obs
 from runnel.envs.starts import Starts
+from runnel.envs.team.named import is_team_name, team_factory
 from runnel.envs.team.parallel import has_agents
-from runnel.envs.team.pettingzoo import is_pettingzoo, pettingzoo_factory
 from runnel.envs.vector import VectorConfig, VectorEnv, look_at
 from runnel.envs.vector.build import build_vector
 from runnel.envs.vector.choose import STEP_US, Choice, choose
@@ -75,7 +75,7 @@ def why_not_wrapped(target: Target) -> str:
     """The reason why `target` cannot be wrapped; empty if it can."""
     if is_tensor_env(target):
         return "a tensor environment has no Gymnasium form to wrap (the plain id has one)"
-    if is_pettingzoo(target):
+    if is_team_name(target):
         return "wrappers are of one agent, and it has several (wrap it in your own file)"
     if _special(target) in (_POOL, _ATARI):
         other = "ALE/NAME-v5" if _special(target) == _ATARI else "the Gymnasium id"
@@ -101,7 +101,7 @@ def make_env(
     if is_tensor_env(target):
         make_tensor_env(target, kwargs=options)  # which says of one of several agents that it is one
         raise ConfigError("env", target, "a tensor environment has no Gymnasium form; use make_vector, or the plain id")
-    if is_pettingzoo(target):
+    if is_team_name(target):
         raise SeveralAgentsError("env", target, SEVERAL)
     special = _special(target)
     if special:
@@ -206,8 +206,8 @@ def _construct(factory: Callable[..., object], target: Target, options: Settings
 
 
 def make_team_env(target: Target, *, kwargs: Settings | None = None) -> Any:
-    """One environment of several agents, with PettingZoo's parallel or AEC API, from `pettingzoo:FAMILY.NAME`, `tensor:NAME`,
-    `module:Class`, `file.py:factory`, a class or a factory."""
+    """One environment of several agents, with PettingZoo's parallel or AEC API, from a name of a package
+    (`pettingzoo:FAMILY.NAME`, `openspiel:GAME`), `tensor:NAME`, `module:Class`, `file.py:factory`, a class or a factory."""
     if is_tensor_env(target):
         return TeamView(make_tensor_team(target, kwargs=kwargs))
     options, factory = dict(kwargs or {}), _team_factory(target)
@@ -220,10 +220,10 @@ def make_team_env(target: Target, *, kwargs: Settings | None = None) -> Any:
 def _team_factory(target: Target) -> object:
     if not isinstance(target, str):
         return target
-    if is_pettingzoo(target):
-        return pettingzoo_factory(target)
+    if is_team_name(target):
+        return team_factory(target)
     if not is_reference(target):
-        fix = "write pettingzoo:FAMILY.NAME, module:Class or path/to/file.py:factory"
+        fix = "write pettingzoo:FAMILY.NAME, openspiel:GAME, module:Class or path/to/file.py:factory"
         raise ConfigError("env", target, f"environments of several agents have no ids; {fix}")
     return load_object(target, "env")
 
@@ -365,7 +365,7 @@ def make_source(
     target: Target, *, kwargs: Settings | None = None, frame_stack: int = 0, channels: Channels | None = None
 ) -> EnvSource:
     """The `EnvSource` of `target`: how to make one environment, or many at once, with `channels` beside the reward."""
-    if is_pettingzoo(target):
+    if is_team_name(target):
         raise SeveralAgentsError("env", target, SEVERAL)
     special = _special(target)
     options = _with_frames(special, dict(kwargs or {}), frame_stack)

@@ -10,6 +10,7 @@ from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, stays
 from runnel.core.spaces import TeamSpec
 from runnel.envs.registry import is_tensor_env
+from runnel.envs.team.named import is_vmas
 from runnel.envs.vector.config import VectorConfig
 from runnel.graphs.run_config import RunConfig
 from runnel.graphs.unused import ON_ENVIRONMENTS, all_of
@@ -31,8 +32,8 @@ class TeamConfig(RunConfig):
     )
 
     env: str = "runnel.envs.team.toy:Whisper"
-    """An environment with PettingZoo's parallel or AEC API: pettingzoo:FAMILY.NAME, module:Class or path/to/file.py:factory;
-    tensor:Spread plays all its worlds at once."""
+    """An environment with PettingZoo's parallel or AEC API: pettingzoo:FAMILY.NAME, openspiel:GAME, lbforaging:TASK,
+    module:Class or path/to/file.py:factory; tensor:Spread and vmas:SCENARIO play all their worlds at once."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor."""
     teams: tuple[str, ...] = ()
@@ -60,6 +61,8 @@ class TeamConfig(RunConfig):
             vector |= all_of("vector", ("num_workers", "step_timeout_s"), why)
         if is_tensor_env(self.env):
             vector = {"vector": "a tensor environment steps all its worlds at once"}
+        if is_vmas(self.env):
+            vector = {"vector": "VMAS steps all its worlds at once"}
         return super().unused() | ON_ENVIRONMENTS | core | vector
 
     def unused_on(self, spec: TeamSpec) -> dict[str, str]:

@@ -13,13 +13,14 @@ from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.samples import Sampler
 from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
-from runnel.core.routes import Side, sides_of, team_routes, with_lengths
+from runnel.core.routes import ROUTES, TEAMS, Side, sides_of, team_routes, with_lengths
 from runnel.core.spaces import ArraySpec, EnvSpec, TeamSpec
 from runnel.envs.device import TensorTeam
 from runnel.envs.registry import env_name, is_tensor_env, make_team_env, make_tensor_team
 from runnel.envs.spaces import flatten_obs
 from runnel.envs.team.contract import TeamVector
 from runnel.envs.team.global_state import with_global_state
+from runnel.envs.team.named import is_vmas
 from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.processes import ProcessTeam
 from runnel.envs.team.sampler import TeamSampler
@@ -67,8 +68,9 @@ class TeamTask:
         self.spec = probe.spec()
         self.spaces = {agent: probe.env.observation_space(agent) for agent in probe.agents}
         given = routes(self.spec) if callable(routes) else routes
+        field = TEAMS if routes is None else ROUTES
         found = with_lengths(team_routes(config.teams, probe.agents) if given is None else given, config.num_steps)
-        self.seen = sides_of(found, self.spec)
+        self.seen = sides_of(found, self.spec, field=field)
         """The sides, with what their agents see alone: all that an evaluation needs."""
         self.sides: dict[str, Side] = self.seen
         if global_state:
@@ -88,6 +90,10 @@ class TeamTask:
         given: dict[str, Any] = {"sides": sides, "seed": seed, "index0": index0, "name": self.name}
         if is_tensor_env(self._target):
             return TensorTeam(make_tensor_team(self._target, kwargs=self._config.env_kwargs), num_envs, **given)
+        if is_vmas(self._target):
+            from runnel.envs.team.vmas import VmasTeam
+
+            return VmasTeam(self._target, num_envs, options=self._config.env_kwargs, **given)
         given["restart"] = c.on_error == "restart"
         if c.backend in AUTO:
             return SerialTeam(self.make, num_envs, **given)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from runnel.nets.q_nets import QNet as QNet
     from runnel.nets.step_q import StepQNet as StepQNet
     from runnel.nets.stream import StreamBody as StreamBody, StreamQNet as StreamQNet
+    from runnel.nets.team import TeamPolicy as TeamPolicy
     from runnel.nets.trees import TreeBody as TreeBody
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import overload
 
 import numpy as np
 import torch
@@ -67,28 +68,51 @@ class TeamNet:
 
 
 class TeamPolicy:
-    """The policies of a team, which act for its agents: a dict of observations by agent in, a dict of actions out.
+    """The policies of a team, which act for its agents: a dict of observations by agent in, a dict of actions out; or one
+    observation in and one action out, with the name of its agent.
 
-    `policies` has the policy of each agent that there may be. Between calls each keeps its recurrent state, if it has one; an
-    agent that waits is not asked, and keeps it, too.
+    `policies` has the policy of each agent that there may be; `policy["scout"]` is that of one agent. Between calls each keeps
+    its recurrent state, if it has one; an agent that waits is not asked, and keeps it, too.
     """
 
     def __init__(self, policies: Mapping[str, EnvPolicy]) -> None:
         self.policies = dict(policies)
 
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The agents that it acts for."""
+        return tuple(self.policies)
+
+    def __getitem__(self, agent: str) -> EnvPolicy:
+        """The policy of one agent, with the memory of that agent: it acts for one observation, or for a batch."""
+        self._check([agent])
+        return self.policies[agent]
+
+    @overload
     def act(
         self,
         obs: Mapping[str, Plain],
         *,
+        agent: None = None,
         deterministic: bool = True,
         action_mask: Mapping[str, Plain] | None = None,
-    ) -> dict[str, Plain]:
-        """An action for each agent that has an observation; masks that an environment gives in `infos` come beside them."""
+    ) -> dict[str, Plain]: ...
+
+    @overload
+    def act(self, obs: Plain, *, agent: str, deterministic: bool = True, action_mask: Plain = None) -> Plain: ...
+
+    def act(
+        self, obs: Plain, *, agent: str | None = None, deterministic: bool = True, action_mask: Plain = None
+    ) -> dict[str, Plain] | Plain:
+        """An action for each agent that has an observation; masks that an environment gives in `infos` come beside them. With
+        `agent`, `obs` and `action_mask` are those of that agent alone, and so is the action."""
+        if agent is not None:
+            return self[agent].act(obs, deterministic=deterministic, action_mask=action_mask)
         self._check(obs)
         masks = action_mask or {}
         return {
-            agent: self.policies[agent].act(seen, deterministic=deterministic, action_mask=masks.get(agent))
-            for agent, seen in obs.items()
+            name: self.policies[name].act(seen, deterministic=deterministic, action_mask=masks.get(name))
+            for name, seen in obs.items()
         }
 
     def probabilities(
@@ -100,8 +124,12 @@ class TeamPolicy:
         return {agent: self.policies[agent].probabilities(seen, action_mask=masks.get(agent)) for agent, seen in obs.items()}
 
     def _check(self, agents: Iterable[str]) -> None:
+        """Refuse what is not by agent, and agents that nobody knows."""
+        known = ", ".join(self.policies)
+        if not isinstance(agents, Mapping | list):
+            one = f"policy.act(obs, agent={self.agents[0]!r})"
+            raise DataError(f"give a dict of observations by agent ({known}), or say whose observation it is: {one}")
         if unknown := [agent for agent in agents if agent not in self.policies]:
-            known = ", ".join(self.policies)
             raise DataError(f"this policy knows no agent {unknown[0]!r}; it was trained with {known}")
 
     def reset(self) -> None:

@@ -137,7 +137,7 @@ def _is_known_env(text: str) -> bool:
     module, _, name = text.removeprefix("tensor:").rpartition(":")
     if text.startswith("tensor:") and not module:
         return name in TENSOR_ENVS or name in TENSOR_TEAMS
-    if module in ("atari", "envpool", "pettingzoo"):
+    if module in ("atari", "envpool", "pettingzoo", "openspiel", "lbforaging", "vmas"):
         return not text.startswith("tensor:")
     if module in OURS:
         return name.isidentifier() and name[0].isupper()

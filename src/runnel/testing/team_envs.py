@@ -128,10 +128,10 @@ def _check_state(env: Any, spec: TeamSpec, report: EnvReport) -> None:
     player = TeamPlayer(env, spec, EnvReport(report.name))
     try:
         _, here = player.go_on(player.reset(SEED), 2)
-        state, acted, ended = env.get_state(), set(player.env.acted), set(player.env.ended)
+        state, acted, ended, steps = env.get_state(), set(player.env.acted), set(player.env.ended), player.env.steps
         first, _ = player.go_on(here, _STATE_STEPS)
         player.env.env.set_state(state)
-        player.env.acted, player.env.ended = acted, ended
+        player.env.went_on(acted, ended, steps=steps)
         second, _ = player.go_on(here, _STATE_STEPS)
     except BrokenEnvError as error:
         raise report.stop("state", f"after set_state(get_state()), {error}") from error

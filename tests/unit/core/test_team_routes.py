@@ -42,7 +42,7 @@ def test_a_route_without_a_sample_stream_is_asked_but_not_trained() -> None:
     [
         (["red_.*=red"], "no pattern matches agent 'blue_0'"),
         (["red_.*=red", "blue_.*=blue", "green=green"], "it matches no agent; the agents are red_0, blue_0, red_1"),
-        (["red_.*=red", "blue_.*=blue", "red_1=one"], r"follow an earlier pattern \('red_.\*'\); put it first"),
+        (["red_.*=red", "blue_.*=blue", "red_1=one"], r"follow an earlier one \('red_.\*'\); put it first"),
         ([], "agents 'red_0' and 'blue_0' differ in their spaces; give each kind of agent a policy"),
         (["red_"], "write PATTERN=POLICY"),
         (["red_.*="], "after = comes the name of a policy"),
@@ -64,6 +64,33 @@ def test_a_route_without_a_sample_stream_is_asked_but_not_trained() -> None:
 def test_what_cannot_work_is_refused_with_the_field_and_the_fix(routes: list[str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         sides_of(team_routes(routes), TEAM)
+
+
+@pytest.mark.parametrize(
+    ("teams", "text"),
+    [
+        (
+            ["red_.*=red"],
+            r"teams = \['red_.\*=red'\]: no pattern matches agent 'blue_0'; add blue_0=POLICY, or end with .\*=POLICY",
+        ),
+        (["red_.*=red", "b.*=blue", "green=green"], "teams = 'green=green': it matches no agent"),
+        (
+            ["red_.*=red", "b.*=blue", "red_1=one"],
+            r"teams = 'red_1=one': .* follow an earlier one \('red_.\*=red'\); put it first",
+        ),
+        (["red_.*=red", "*=blue"], r"teams = '\*=blue': this is no regular expression"),
+        (
+            [".*=run:runs/first: deterministic"],
+            r"teams = \['.\*=run:runs/first'\]: none of .* is trained; name one without run:",
+        ),
+        (["red_0=a: 8 steps", "red_1=a", "b.*=b"], "teams = 'a': two entries .* name a second policy for one of them"),
+        ([], "teams = 'shared': agents 'red_0' and 'blue_0' differ in their spaces"),
+    ],
+)
+def test_errors_name_the_setting_that_the_user_wrote(teams: list[str], text: str) -> None:
+    spec = TeamSpec(dict.fromkeys(TEAM.agents, NARROW)) if "run:" in "".join(teams) else TEAM
+    with pytest.raises(ConfigError, match=text):
+        sides_of(team_routes(teams), spec, field="teams")
 
 
 def test_a_team_that_nobody_learns_from_and_a_policy_with_two_streams_are_refused() -> None:

@@ -35,7 +35,7 @@ def test_an_instance_is_checked_as_it_is() -> None:
     ("target", "text"),
     [
         (envs.Renames, "`possible_agents` was .* and is .* after a reset; name all agents that may ever come in"),
-        (envs.Haunted, "step gave rewards of 'a_0', which had ended at an earlier step; .* Leave it out of all five dicts"),
+        (envs.Haunted, "step: gave rewards of 'a_0', which had ended at an earlier step; .* Leave it out of all five dicts"),
         (envs.Blind, "gave no observation of 'b_0'"),
         (envs.Lacks, "PettingZoo's parallel_api_test warns: an agent in `agents` has no reward: give all five dicts an entry"),
         (envs.Grows, "two instances differ in their agents or spaces: agent 'a_0' has .*; make all instances alike"),

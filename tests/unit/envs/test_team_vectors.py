@@ -35,8 +35,10 @@ def zeros(vector: SerialTeam) -> dict[str, torch.Tensor]:
 
 
 def play(vector: SerialTeam, num_steps: int) -> None:
+    """Play the first action that is open."""
     for _ in range(num_steps):
-        vector.send(zeros(vector))
+        masks = {policy: out.action_mask for policy, out in vector.outs.items()}
+        vector.send({p: first if masks[p] is None else masks[p].long().argmax(1) for p, first in zeros(vector).items()})
 
 
 def seen(vector: SerialTeam) -> dict[str, dict[str, list[Any]]]:
@@ -185,11 +187,47 @@ class Raises(Leaver):
         raise RuntimeError("it broke")
 
 
+class Haunted(Leaver):
+    """One who has left is still paid."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        obs, rewards, *rest = super().step(actions)
+        return obs, {**rewards, "early_0": 1.0}, *rest
+
+
+class Back(Leaver):
+    """One who has left comes back in the same episode."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        found = super().step({agent: actions.get(agent, 0) for agent in self.agents})
+        self.agents = sorted({*self.agents, "early_0"}) if self._t == 4 else self.agents
+        return found
+
+
+class Renamed(Leaver):
+    """Its second agent has another name in every episode."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        found = super().reset(seed=seed)
+        self.agents = ["early_0", f"late_{seed}"]
+        return found
+
+
+class Shut(Masked):
+    """No action is legal at the second decision."""
+
+    def _infos(self, agents: Any) -> dict[str, Any]:
+        return {a: {"action_mask": np.array([0, int(self._t != 1)], np.int8)} if a == "early_0" else {} for a in agents}
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
+        (Haunted, r"gave rewards of 'early_0', which had ended at an earlier step; that would be lost\. Leave it out"),
+        (Back, "agent 'early_0' is in `agents` again after it has ended; .* give one that comes in later a name of its own"),
+        (Shut, r"gave the action_mask \[False, False\]; .* at least one open action"),
         (Silent, "no agent is left, but 'late_0' never got terminated or truncated"),
-        (Blind, "gave no observation of 'late_0'"),
+        (Blind, "gave no observation of 'late_0'; give one to each agent in `agents`, and to each that ends in this step"),
         (Raises, r"environment 'toy' \(index 0, episode 0, step 1\) raised RuntimeError: it broke"),
     ],
 )
@@ -198,6 +236,33 @@ def test_what_breaks_the_contract_is_told_with_its_place(make: Callable[[], Any]
     vector.reset()
     with pytest.raises(DataError, match=text):
         play(vector, 6)
+
+
+def test_agents_that_change_their_names_are_told() -> None:
+    vector = team(Renamed)
+    with pytest.raises(
+        DataError, match=r"agent 'late_\d+' is in `agents`, but not in `possible_agents` \('early_0', 'late_0'\)"
+    ):
+        vector.reset()
+
+
+def test_one_who_has_left_may_stay_in_agents_to_the_end() -> None:
+    """Some environments never shorten `agents`. Nothing is lost by that: who has ended does not decide."""
+
+    class Stays(Leaver):
+        def step(self, actions: dict[str, Any]) -> Any:
+            self.agents = [agent for agent in self.agents if agent in actions]
+            found = super().step(actions)
+            self.agents = list(self.possible_agents)
+            return found
+
+    plain, sloppy = team(num_envs=1), team(Stays, num_envs=1)
+    for vector in (plain, sloppy):
+        vector.reset()
+    for _ in range(8):
+        for vector in (plain, sloppy):
+            vector.send(zeros(vector))
+        assert seen(plain) == seen(sloppy)
 
 
 def test_actions_outside_of_their_space_are_refused() -> None:

@@ -8,7 +8,7 @@ time, with PettingZoo's AEC API, get these calls from `turns.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from runnel.core.checks import reward_number
@@ -42,6 +42,8 @@ class ParallelEnv:
         self.agents: tuple[str, ...] = tuple(env.possible_agents)
         self.acted: set[str] = set()
         self.ended: set[str] = set()
+        self._gone: set[str] = set()
+        """Those who have ended, and are not in `agents` any longer."""
         self.rewards: dict[str, float] = {}
         self.flags: dict[str, tuple[bool, bool]] = {}
         """Of agents whose last step this was: terminated, truncated."""
@@ -69,12 +71,17 @@ class ParallelEnv:
         found = self.env.reset(seed=seed)
         if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(part, Mapping) for part in found):
             raise DataError("reset must return (observations, infos), two dicts by agent")
-        self.acted, self.ended, self.flags, self.rewards, self.steps = set(), set(), {}, {}, 0
+        self.went_on((), (), steps=0)
         obs, infos = found
         if not self.live:
             raise DataError("no agent decides after reset: `agents` is empty")
         self._check(obs)
         return dict(obs), dict(infos)
+
+    def went_on(self, acted: Collection[str], ended: Collection[str], *, steps: int) -> None:
+        """The environment is `steps` into its episode, where these agents have decided and ended."""
+        self.steps = steps
+        self.acted, self.ended, self._gone, self.flags, self.rewards = set(acted), set(ended), set(), {}, {}
 
     def step(self, actions: Mapping[str, Action]) -> tuple[dict[str, Obs], float, bool, bool, dict[str, Info]]:
         """One step of the agents that decide now; other actions are left out. The third result: whether no agent is left."""
@@ -86,6 +93,8 @@ class ParallelEnv:
         if not isinstance(found, tuple) or len(found) != 5 or not all(isinstance(part, Mapping) for part in found):
             raise DataError("step must return five dicts by agent: observations, rewards, terminations, truncations, infos")
         obs, rewards, terminations, truncations, infos = found
+        if self.ended:
+            self._check_gone(rewards, terminations, truncations)
         self.rewards = {a: reward_number(r) for a, r in rewards.items() if a not in self.ended}
         over = {a: (bool(terminations.get(a)), bool(truncations.get(a))) for a in self.agents if a not in self.ended}
         ended = {a: flags for a, flags in over.items() if any(flags)}
@@ -102,12 +111,26 @@ class ParallelEnv:
             raise DataError(f"no agent is left, but {_names(silent)} never got terminated or truncated; flag every agent's end")
         return True
 
+    def _check_gone(self, *told: Mapping[str, Any]) -> None:
+        """Refuse what a step gives to agents that had ended before it: it would be lost."""
+        for what, part in zip(("rewards", "terminations", "truncations"), told, strict=True):
+            if dead := [agent for agent in part if agent in self.ended]:
+                fix = "that would be lost. Leave it out of all five dicts"
+                raise DataError(f"gave {what} of {_names(dead)}, which had ended at an earlier step; {fix}")
+
     def _check(self, obs: Mapping[str, Obs]) -> None:
-        """Refuse an agent that is to decide, or that just ended, without an observation, and an agent that nobody knows."""
+        """Refuse an agent that is to decide, or that just ended, without an observation, an agent that nobody knows, and one
+        that is back after it has left."""
         if strange := [agent for agent in self.env.agents if agent not in self.agents]:
-            raise DataError(f"agent {strange[0]!r} is in `agents`, but not in `possible_agents`")
+            fix = "name all agents that may ever come in there, always in the same order"
+            raise DataError(f"agent {strange[0]!r} is in `agents`, but not in `possible_agents` ({_names(self.agents)}); {fix}")
+        if back := [agent for agent in self.env.agents if agent in self._gone]:
+            fix = "an agent that has ended comes back with the next episode; give one that comes in later a name of its own"
+            raise DataError(f"agent {back[0]!r} is in `agents` again after it has ended; {fix}")
+        self._gone = self.ended.difference(self.env.agents) if self.ended else set()
         if blind := [agent for agent in (*self.live, *self.flags) if agent not in obs]:
-            raise DataError(f"gave no observation of {_names(blind)}")
+            fix = "give one to each agent in `agents`, and to each that ends in this step"
+            raise DataError(f"gave no observation of {_names(blind)}; {fix}")
 
 
 def _names(agents: Sequence[str]) -> str:

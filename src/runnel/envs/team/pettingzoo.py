@@ -8,7 +8,7 @@ import pkgutil
 import re
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeGuard
+from typing import Any
 
 from runnel.core.errors import ConfigError
 
@@ -23,11 +23,6 @@ FAMILIES = {
 """The package of each family. Nothing outside of them is imported, so a name is no code of its own."""
 _SHAPE = "write pettingzoo:FAMILY.NAME, for example pettingzoo:mpe2.simple_spread_v3"
 _FORMS = ("parallel_env", "env")
-
-
-def is_pettingzoo(target: object) -> TypeGuard[str]:
-    """Whether `target` names an environment of PettingZoo."""
-    return isinstance(target, str) and target.startswith(PREFIX)
 
 
 def pettingzoo_factory(target: str) -> Callable[..., Any]:

@@ -228,7 +228,7 @@ class SerialTeam(TeamBase):
         obs = load_env(env, state, actions=actions, seed=copy.seed, length=length, where=where)
         if obs is not None:
             self._verify(index, obs)
-        env.acted, env.ended, env.steps = set(saved["acted"]), set(saved["ended"]), length
+        env.went_on(saved["acted"], saved["ended"], steps=length)
 
     def _to_replay(self, played: State, length: int) -> list[dict[str, Any]]:
         """What the agents of one environment did at each of the last `length` steps, as its `step` takes it."""
