@@ -234,7 +234,9 @@ def test_a_copy_joins_when_everybody_is_beaten() -> None:
     won.arrays[MEMBER][:] = drawn.arrays[MEMBER]
     won.arrays["rewards/env"][3::4] = torch.tensor([1.0, -1.0, -1.0, 1.0]).repeat(E // 2)
     for count in (1, 2, 3):
-        learner.update(learner.prepare({"main": [replace(won, header=replace(won.header, sample_id=count * 2 * E))]}, progress=0.0))
+        learner.update(
+            learner.prepare({"main": [replace(won, header=replace(won.header, sample_id=count * 2 * E))]}, progress=0.0)
+        )
     assert len(learner.pool.frozen()) == 2
     payoffs = learner.pool.standing(0).payoffs
     assert torch.equal(payoffs, -payoffs.T)
@@ -275,7 +277,9 @@ def test_a_run_that_starts_from_another_has_its_policy_as_first_member() -> None
     assert learner.pool.frozen() == [FIRST]
     acts = PoolNet({"main": net(5)}, places=4, seats=2)
     acts.load_state_dict(learner.params())
-    asked = Batch(obs=torch.ones(2, 3), noise=torch.full((2, acts.noise_size), 0.4), **{LINEUP: torch.tensor([[MAIN, FIRST]] * 2)})
+    asked = Batch(
+        obs=torch.ones(2, 3), noise=torch.full((2, acts.noise_size), 0.4), **{LINEUP: torch.tensor([[MAIN, FIRST]] * 2)}
+    )
     found = acts.act(asked)
     assert torch.equal(found["logprob"][0], found["logprob"][1])
 
