@@ -119,7 +119,11 @@ def test_every_metric_of_the_golden_runs_is_documented() -> None:
     cases = json.loads(GOLDEN.read_text())["cases"].values()
     written = {name for stages in cases for run in stages.values() for row in run["updates"] for name in row["metrics"]}
     known = documented_metrics()
-    members = ("sender/", "receiver/")  # of the team of recipe ippo: `sender/kl` is the metric `kl` of one policy
+    members = (
+        "sender/",
+        "receiver/",
+        "main/",
+    )  # of the team of recipe ippo, and of selfplay: `sender/kl` is `kl` of one policy
     written = {next((name.removeprefix(m) for m in members if name.startswith(m)), name) for name in written}
     named = ("reward/", "return/", "cost/", "cost_in_batch/", "multiplier/")  # one for each name: `NAME` on the page
     missing = {name for name in written - known if not name.startswith(named)}
