@@ -19,11 +19,12 @@ from runnel.core.resolve import is_reference
 from runnel.core.routes import STORED
 from runnel.core.state import JsonObject
 from runnel.eval.matches import Match
+from runnel.eval.players import RANDOM
 from runnel.eval.ratings import START, Rating, Ratings, Skill, fit_elo, rate_skill
 from runnel.report.matches import match_tables
 from runnel.report.tables import write_csv
 from runnel.run.matching import match
-from runnel.run.players import RANDOM, is_team_run
+from runnel.run.players import is_team_run
 
 OF_MATCHES = ("seats", "greedy", "openings", "self_play", "anchor", "openskill", "csv")
 """Flags that only a match has."""

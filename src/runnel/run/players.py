@@ -21,10 +21,8 @@ from runnel.core.rng import make_rng, make_seed
 from runnel.core.routes import STORED, Side
 from runnel.core.spaces import ActionSpec, EnvSpec
 from runnel.core.state import Array, Settings
-from runnel.envs.spaces import MASK
 from runnel.envs.team.contract import TeamVector
-from runnel.eval.matches import MatchPlayer, Sitting
-from runnel.eval.openings import random_actions
+from runnel.eval.players import RANDOM, MatchPlayer, RandomPlayer, Sitting, rows_of
 from runnel.nets.inferencer import AgentNet, TorchInferencer, to_act
 from runnel.nets.policy import EnvPolicy
 from runnel.nets.team import TeamNet, TeamPolicy
@@ -33,34 +31,7 @@ from runnel.run.saved import open_run, params_of
 from runnel.run.stored import StoredPolicy, parse_stored, stored_version
 from runnel.track.folder import RunFolder
 
-RANDOM = "random"
 KINDS = "a run's folder, run:FOLDER@WHICH#POLICY, random, or your own module:function"
-
-
-def _part(rows: Batch, policy: str) -> Batch:
-    start = f"{policy}/"
-    return Batch({key.removeprefix(start): x for key, x in rows.items() if key.startswith(start)})
-
-
-class RandomPlayer:
-    """Plays every allowed action with the same probability."""
-
-    def __init__(self, name: str = RANDOM) -> None:
-        self.name = name
-
-    def sit(self, vector: TeamVector, policies: Collection[str], *, seed: int) -> Sitting:
-        specs = {policy: vector.sides[policy].spec.action for policy in policies}
-
-        def reply(rows: Batch) -> Batch:
-            return Batch({f"{policy}/action": self._drawn(_part(rows, policy), spec) for policy, spec in specs.items()})
-
-        return Sitting(reply, {policy: spec.noise_size for policy, spec in specs.items()})
-
-    @staticmethod
-    def _drawn(rows: Batch, spec: ActionSpec) -> Tensor:
-        mask = rows[MASK].cpu().numpy() if MASK in rows else None
-        drawn = random_actions(spec, rows["noise"].cpu().numpy(), mask)
-        return torch.from_numpy(np.ascontiguousarray(drawn)).to(spec.dtype)
 
 
 class PolicyPlayer:
@@ -84,7 +55,7 @@ class PolicyPlayer:
         def reply(rows: Batch) -> Batch:
             found = Batch()
             for group in groups.values():
-                found |= self._asked(nets[group[0]], [_part(rows, policy) for policy in group], group)
+                found |= self._asked(nets[group[0]], [rows_of(rows, policy) for policy in group], group)
             return found
 
         states = {policy: getattr(net, "state_spec", {}) for policy, net in nets.items()}
