@@ -95,9 +95,10 @@ class Match:
         """The games of two players: one entry for each way in which they sat. Of a player and itself: its self-play."""
         return [games for games in self.games if {*games.players} == {player, other}]
 
-    def between(self, player: str, other: str, *, seating: Sequence[str] | None = None) -> Encounter:
-        """What `player` got against `other`: in all seatings together, or in one."""
+    def between(self, player: str, other: str, *, seating: Sequence[str] | None = None, seat: str | None = None) -> Encounter:
+        """What `player` got against `other`: in all seatings together, in one, or in those in which it has `seat`."""
         found = [g for g in self.seatings(player, other) if seating is None or g.players == tuple(seating)]
+        found = [g for g in found if seat is None or g.players[self._place(seat)] == player]
         if not found:
             raise ConfigError("players", f"{player}, {other}", "these two have not met in that seating")
         mine, theirs = (np.stack([games.of(who) for games in found]) for who in (player, other))
@@ -131,6 +132,8 @@ class Match:
         return float((games.of(player) if seat is None else games.returns[:, self._place(seat)]).mean())
 
     def _place(self, seat: str) -> int:
+        if seat not in self.seats:
+            raise ConfigError("seat", seat, f"the seats are {', '.join(self.seats)}")
         return list(self.seats).index(seat)
 
     def gap(self, player: str) -> float:

@@ -34,6 +34,18 @@ from runnel.track.folder import RunFolder
 KINDS = "a run's folder, run:FOLDER@WHICH#POLICY, random, or your own module:function"
 
 
+@dataclass(frozen=True)
+class Acting:
+    """A network, and what it sees and does."""
+
+    net: Any
+    env_spec: EnvSpec
+
+    @classmethod
+    def of(cls, policy: EnvPolicy) -> Acting:
+        return cls(policy.net, policy.env_spec)
+
+
 class PolicyPlayer:
     """Policies of a run, by agent; `anywhere` plays for every agent whose spaces it knows.
 
@@ -42,7 +54,7 @@ class PolicyPlayer:
     """
 
     def __init__(
-        self, name: str, policies: Mapping[str, EnvPolicy], *, anywhere: EnvPolicy | None = None, greedy: bool = False
+        self, name: str, policies: Mapping[str, Acting], *, anywhere: Acting | None = None, greedy: bool = False
     ) -> None:
         self.name, self._policies, self._anywhere, self._greedy = name, dict(policies), anywhere, greedy
 
@@ -70,7 +82,7 @@ class PolicyPlayer:
         cut = {key: torch.split(x, sizes) for key, x in reply.items()}
         return Batch({f"{name}/{key}": pieces[i] for i, name in enumerate(names) for key, pieces in cut.items()})
 
-    def _policy(self, side: Side) -> EnvPolicy:
+    def _policy(self, side: Side) -> Acting:
         agent = side.agents[0]
         found = self._anywhere or self._policies.get(agent)
         if found is None:
@@ -175,10 +187,12 @@ def is_team_run(run: str | Path, *, trust: bool = False) -> bool:
 
 def find_player(given: object, name: str, *, best: bool = False, greedy: bool = False, trust: bool = False) -> Named:
     """The player that `given` describes: a text, a path, a policy that `rl.load` gave, or a function or class of the user."""
+    if isinstance(given, PolicyPlayer | RandomPlayer | OwnPlayer):
+        return Named(given)
     if isinstance(given, TeamPolicy):
-        return Named(PolicyPlayer(name, given.policies, greedy=greedy))
+        return Named(PolicyPlayer(name, _acting(given), greedy=greedy))
     if isinstance(given, EnvPolicy):
-        return Named(PolicyPlayer(name, {}, anywhere=given, greedy=greedy))
+        return Named(PolicyPlayer(name, {}, anywhere=Acting.of(given), greedy=greedy))
     if callable(given):
         return Named(OwnPlayer(name, given))
     if not isinstance(given, str | Path):
@@ -216,12 +230,16 @@ def _of_run(folder: RunFolder, params: ParamSet, name: str, asked: StoredPolicy 
     inferencer.load_params(params)
     task = (config.env, config.env_kwargs)
     if asked is None or not asked.member:
-        return Named(PolicyPlayer(name, policy.policies, greedy=greedy), task)
+        return Named(PolicyPlayer(name, _acting(policy), greedy=greedy), task)
     member = _member(policy, inferencer, asked)
     return Named(PolicyPlayer(name, {}, anywhere=member, greedy=greedy), task)
 
 
-def _member(policy: TeamPolicy, inferencer: Any, asked: StoredPolicy) -> EnvPolicy:
+def _acting(policy: TeamPolicy) -> dict[str, Acting]:
+    return {agent: Acting.of(one) for agent, one in policy.policies.items()}
+
+
+def _member(policy: TeamPolicy, inferencer: Any, asked: StoredPolicy) -> Acting:
     """The one policy of a run that is meant: it plays for every agent with its spaces."""
     nets: Mapping[str, AgentNet] = {}
     if isinstance(inferencer, TorchInferencer) and isinstance(inferencer.net, TeamNet):
@@ -230,4 +248,4 @@ def _member(policy: TeamPolicy, inferencer: Any, asked: StoredPolicy) -> EnvPoli
     if not found:
         there = ", ".join(nets) or "one, without a name"
         raise ConfigError("players", str(asked), f"that run has no policy {asked.member!r}; it has {there}")
-    return found[0]
+    return Acting.of(found[0])
