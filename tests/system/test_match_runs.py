@@ -128,7 +128,7 @@ def test_the_command_plays_a_match_and_measures_a_run_alone_as_before(
     assert main(["eval", one, memory, "random", "--episodes", "8", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [(p["player"], p["other"]) for p in data["pairs"]] == [("one", "memory"), ("one", "random"), ("memory", "random")]
-    assert next(rating for rating in data["elo"] if rating["player"] == "random")["value"] == 1200.0
+    assert next(rating for rating in data["elo"] if rating["player"] == "random")["value"] == 1000.0
     pair = data["pairs"][0]
     assert [game["seats"] for game in pair["apart"]] == [
         {"player_1": "one", "player_2": "memory"},

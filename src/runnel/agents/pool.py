@@ -5,7 +5,6 @@ Frozen parameters are copies, verified by checksums. A place is written anew onl
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 import torch
@@ -17,12 +16,11 @@ from runnel.core.errors import CheckpointError
 from runnel.core.lineups import number_of, role_and_version
 from runnel.core.state import State
 from runnel.nets.pool import DRAW as DRAW_OF
-from runnel.nets.pool import FROZEN, NUMBERS, SHARES, packed
+from runnel.nets.pool import FROZEN, NUMBERS, SHARES, checksum_of, packed
 from runnel.ops.matchmaking import DRAW, ELO_START, LOSS, WIN, Standing, rate, win_rates
 
 FIRST = 0
 """The version of the first member, which always stays: the anchor of all ratings."""
-_DIGITS = 12
 
 
 class FrozenPool:
@@ -110,11 +108,7 @@ class FrozenPool:
         self.ratings[number] = ELO_START if is_anchor else self.ratings[self._live[role]]
 
     def _checksum(self, place: int) -> str:
-        digest = hashlib.blake2b()
-        for kind in sorted(self._memory):
-            row = self._memory[kind][place - len(self.roles)]
-            digest.update(row.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:_DIGITS]
+        return checksum_of({kind: x[place - len(self.roles)] for kind, x in self._memory.items()})
 
     def verify(self) -> None:
         """Raise a `CheckpointError` for a frozen policy whose parameters are not those that were frozen."""

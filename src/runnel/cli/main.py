@@ -1,6 +1,6 @@
-"""`runnel`: train, pipeline, eval, resume, data, export, trace, report, card, list, doctor, check-env, bench, plan, simulate.
+"""`runnel`: train, pipeline, eval, league, resume, data, export, trace, report, card, list, doctor, check-env, bench, plan.
 
-And studies: tune. And a run as a job: submit, ps, logs, stop, scale, set, add-tasks, attach.
+And studies: tune, simulate. And a run as a job: submit, ps, logs, stop, scale, set, add-tasks, attach.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ Reinforcement learning on one dataflow of workers and streams.
   train RECIPE [--field value ...]   train; RECIPE is a name (see `runnel list`) or the path of your own file
   pipeline NAME [--field value ...]  several runs in a row, each on the model of the one before; goes on where it ended
   eval RUN [RUN ...] [--episodes N]  measure the policies of runs on fresh episodes; of several agents, a match between runs
+  league RUN [--play N]              who beats whom in a run of self-play: members, ratings, pay-offs in each seat
   resume RUN [--field value ...]     go on from the newest good checkpoint; --total-steps N extends the run
   record RUN [--episodes N]          record episodes of a run's policy as video
   data record RUN FOLDER             every step of a policy's episodes as a data set; data inspect FOLDER looks at one
@@ -64,6 +65,7 @@ COMMANDS = {
     "resume": "train:resume",
     "pipeline": "train:pipeline",
     "eval": "evaluating:evaluate",
+    "league": "league:league",
     "record": "commands:record",
     "data": "data:data",
     "export": "commands:export",

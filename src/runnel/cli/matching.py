@@ -6,7 +6,8 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ from rich.console import Console
 
 from runnel.cli.reading import paths_of
 from runnel.cli.tables import show_tables
+from runnel.core.contracts.evaluation import Progress
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import is_reference
 from runnel.core.routes import STORED
 from runnel.core.state import JsonObject
 from runnel.eval.matches import Match
-from runnel.eval.ratings import START, Rating, Ratings, Skill, fit_elo, rate_skill
+from runnel.eval.players import RANDOM
+from runnel.eval.ratings import START, Ratings, Skill, fit_elo, rate_skill
 from runnel.report.matches import match_tables
 from runnel.report.tables import write_csv
 from runnel.run.matching import match
-from runnel.run.players import RANDOM, is_team_run
+from runnel.run.players import is_team_run
 
 OF_MATCHES = ("seats", "greedy", "openings", "self_play", "anchor", "openskill", "csv")
 """Flags that only a match has."""
@@ -36,7 +39,7 @@ def add_match_flags(parser: argparse.ArgumentParser) -> None:
     found.add_argument("--greedy", action="store_true", help="take the most probable action instead of drawing one")
     found.add_argument("--openings", type=int, default=0, metavar="N", help="the first N steps of each episode are random (0)")
     found.add_argument("--self-play", action="store_true", help="each also plays with itself (only if all get the same)")
-    found.add_argument("--anchor", action="append", default=[], metavar="NAME=ELO", help="hold a rating (random at 1200)")
+    found.add_argument("--anchor", action="append", default=[], metavar="NAME=ELO", help="hold a rating (random at 1000)")
     found.add_argument("--openskill", action="store_true", help="also ratings by openskill")
     found.add_argument("--csv", type=Path, default=None, metavar="FOLDER", help="also write each table there as CSV")
 
@@ -68,12 +71,7 @@ def play(players: Sequence[str], parsed: argparse.Namespace) -> int:
     for name, least in (("samples", parsed.samples), ("pass_k", parsed.pass_k), ("env_wrapper", parsed.env_wrapper or None)):
         if least is not None:
             raise ConfigError(name, least, "is not for matches; leave it out")
-    console = Console(stderr=True)
-    with console.status("playing") as status:
-
-        def progress(done: int, total: int) -> None:
-            status.update(f"playing seating {done + 1} of {total}")
-
+    with watched() as progress:
         found = match(
             players,
             parsed.env,
@@ -106,6 +104,17 @@ def play(players: Sequence[str], parsed: argparse.Namespace) -> int:
     return 0
 
 
+@contextmanager
+def watched() -> Iterator[Progress]:
+    """Say on a terminal which seating is played."""
+    with Console(stderr=True).status("playing") as status:
+
+        def progress(done: int, total: int) -> None:
+            status.update(f"playing seating {done + 1} of {total}")
+
+        yield progress
+
+
 def _anchors(given: Sequence[str], players: Sequence[str]) -> dict[str, float]:
     """The ratings that are held: those that were asked for, else random's."""
     found = {}
@@ -132,23 +141,15 @@ def match_data(found: Match, ratings: Ratings | None, skills: Sequence[Skill]) -
         "pairs": [
             _pair_data(found, a, b) for i, a in enumerate(found.players) for b in found.players[i:] if found.seatings(a, b)
         ],
-        "worst": {a: _of_pair(found.worst(a)) for a in found.players},
+        "worst": {a: dataclasses.asdict(found.worst(a)) for a in found.players},
     }
     if ratings is not None:
-        data["elo"] = [_rating_data(rating) for rating in ratings.ranked]
+        data["elo"] = [dataclasses.asdict(rating) for rating in ratings.ranked]
     else:
         data["gap"] = {a: found.gap(a) for a in found.players}
     return data | (
         {"openskill": [dataclasses.asdict(skill) | {"ordinal": skill.ordinal} for skill in skills]} if skills else {}
     )
-
-
-def _rating_data(rating: Rating) -> JsonObject:
-    return dataclasses.asdict(rating)
-
-
-def _of_pair(pair: Any) -> JsonObject:
-    return dataclasses.asdict(pair)
 
 
 def _pair_data(found: Match, a: str, b: str) -> JsonObject:

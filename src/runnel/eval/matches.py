@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import combinations, product
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,40 +19,22 @@ from runnel.core.contracts.evaluation import Progress
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.rng import make_rng, make_seed
-from runnel.core.spaces import ArraySpec
 from runnel.envs.team.contract import TeamVector
 from runnel.eval.aggregates import Interval
 from runnel.eval.openings import RandomOpenings
 from runnel.eval.payoffs import Payoffs
+from runnel.eval.players import MatchPlayer, RandomPlayer, Sitting, has_bounds
 from runnel.eval.ratings import TeamGame
 from runnel.eval.statistics import Array, bootstrap_interval
 from runnel.eval.tally import Tally
 from runnel.eval.teams import TeamPlay
 
+RANDOM_EPISODES = 16
+"""Episodes of random moves that show whether a game pays all seats alike."""
 MOST_SEATS = 5
 """With more seats, two players would sit in more than 30 ways."""
 EVEN = 1e-9
 """Returns that differ by less than this share of their size are a draw: sums of equal rewards may differ in the last digit."""
-
-
-@dataclass(frozen=True)
-class Sitting:
-    """A player in one game. `answer` gives the actions (and recurrent states) of its policies, for rows named `policy/...`; by
-    policy, what its network is asked with beside what it sees."""
-
-    answer: Callable[[Batch], Batch]
-    noise_sizes: Mapping[str, int]
-    states: Mapping[str, Mapping[str, ArraySpec]] = field(default_factory=dict)
-
-
-class MatchPlayer(Protocol):
-    """Whoever plays: a policy, a program, or chance."""
-
-    name: str
-
-    def sit(self, vector: TeamVector, policies: Collection[str], *, seed: int) -> Sitting:
-        """Take the seats of `policies`. A `ConfigError` says in words where it cannot play one of them."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,14 +88,17 @@ class Match:
     episodes: int
     """Episodes of each seating."""
     seed: int
+    cooperative: bool
+    """Whether all seats always got the same, also where all moved at random: nobody plays against anybody."""
 
     def seatings(self, player: str, other: str) -> list[Games]:
         """The games of two players: one entry for each way in which they sat. Of a player and itself: its self-play."""
         return [games for games in self.games if {*games.players} == {player, other}]
 
-    def between(self, player: str, other: str, *, seating: Sequence[str] | None = None) -> Encounter:
-        """What `player` got against `other`: in all seatings together, or in one."""
+    def between(self, player: str, other: str, *, seating: Sequence[str] | None = None, seat: str | None = None) -> Encounter:
+        """What `player` got against `other`: in all seatings together, in one, or in those in which it has `seat`."""
         found = [g for g in self.seatings(player, other) if seating is None or g.players == tuple(seating)]
+        found = [g for g in found if seat is None or g.players[self._place(seat)] == player]
         if not found:
             raise ConfigError("players", f"{player}, {other}", "these two have not met in that seating")
         mine, theirs = (np.stack([games.of(who) for games in found]) for who in (player, other))
@@ -148,13 +132,9 @@ class Match:
         return float((games.of(player) if seat is None else games.returns[:, self._place(seat)]).mean())
 
     def _place(self, seat: str) -> int:
+        if seat not in self.seats:
+            raise ConfigError("seat", seat, f"the seats are {', '.join(self.seats)}")
         return list(self.seats).index(seat)
-
-    @property
-    def cooperative(self) -> bool:
-        """Whether all seats always got the same: nobody plays against anybody."""
-        first = (games.returns[:, :1] for games in self.games)
-        return all(_is_even(games.returns, one).all() for games, one in zip(self.games, first, strict=True))
 
     def gap(self, player: str) -> float:
         """How much better a player does with itself than with the others, in mean return; NaN if either was not played."""
@@ -299,7 +279,7 @@ def play_match(
         player.sit(vector, list(vector.sides), seed=rules.seed)
     made = RandomOpenings(vector, rules.openings) if rules.openings else vector
 
-    def play(some: Sequence[tuple[str, str]], before: tuple[Games, ...] = ()) -> Match:
+    def play(some: Sequence[tuple[str, str]]) -> tuple[Games, ...]:
         ways = [(pair, who) for pair in some for who in seatings_of(*pair, len(seats))]
         games = []
         for done, (pair, who) in enumerate(ways):
@@ -307,12 +287,26 @@ def play_match(
                 progress(done, len(ways))
             chosen = {seat: by_name[name] for seat, name in zip(seats, who, strict=True)}
             games.append(_play(made, seats, chosen, rules, make_seed(rules.seed, "match", *sorted(pair))))
-        return Match(env, tuple(by_name), dict(seats), (*before, *games), rules.episodes, rules.seed)
+        return tuple(games)
 
     found = play([*pairs, *alone])
-    if self_play is None and not alone and found.cooperative:
-        found = play([(a.name, a.name) for a in players], found.games)
-    return found
+    together = all(map(_pays_alike, found))
+    if together and all(has_bounds(side.spec.action) for side in vector.sides.values()):
+        together = _pays_alike(_at_random(vector, seats, rules))
+    if self_play is None and not alone and together:
+        found = (*found, *play([(a.name, a.name) for a in players]))
+    return Match(env, tuple(by_name), dict(seats), found, rules.episodes, rules.seed, together)
+
+
+def _pays_alike(games: Games) -> bool:
+    """Whether all seats got the same in every episode."""
+    return bool(_is_even(games.returns, games.returns[:, :1]).all())
+
+
+def _at_random(vector: TeamVector, seats: Mapping[str, tuple[str, ...]], rules: Rules) -> Games:
+    """A few episodes of random moves: where two good players always draw, they do not."""
+    rules = replace(rules, episodes=RANDOM_EPISODES)
+    return _play(vector, seats, dict.fromkeys(seats, RandomPlayer()), rules, make_seed(rules.seed, "random"))
 
 
 def _play(

@@ -1,50 +1,19 @@
-"""Random actions, and games that begin with some: players who never draw would else play one game again and again."""
+"""Games that begin with random steps: players who never draw would else play one game again and again."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.action_codec import mask_parts
 from runnel.core.errors import ConfigError
 from runnel.core.rng import make_rng
-from runnel.core.spaces import ActionSpec
 from runnel.core.state import Array, State
 from runnel.envs.team.contract import TeamVector
 from runnel.envs.vector import Episode, Fault
-
-
-def random_actions(spec: ActionSpec, noise: Array, mask: Array | None = None) -> Array:
-    """Actions `[B, *spec.shape]` that are uniform over what is allowed, made of uniform `noise` `[B, noise_size]` in [0, 1) and
-    the mask `[B, mask_size]`.
-
-    >>> spec = ActionSpec("discrete", num_actions=3)
-    >>> random_actions(spec, np.array([[0.1], [0.9]]), np.array([[True, False, True]] * 2)).tolist()
-    [0, 2]
-    """
-    if spec.kind == "discrete":
-        allowed = np.ones((len(noise), spec.num_actions), bool) if mask is None else mask
-        place = np.floor(noise[:, 0] * allowed.sum(axis=1)).astype(np.int64)
-        return np.asarray((allowed.cumsum(axis=1) == place[:, None] + 1).argmax(axis=1))
-    if spec.kind == "continuous":
-        low, high = np.asarray(spec.low), np.asarray(spec.high)
-        if not all(map(math.isfinite, (*spec.low, *spec.high))):
-            raise ConfigError(
-                "players", "random", "an action has no bounds here, so none is drawn; give players that know better"
-            )
-        return np.asarray(low + noise * (high - low), np.float32).reshape(len(noise), *spec.shape)
-    masks = iter([None] * len(spec.parts) if mask is None else mask_parts(mask, spec))
-    found, column = [], 0
-    for part in spec.parts:
-        own = noise[:, column : column + part.noise_size]
-        drawn = random_actions(part, own, next(masks) if part.mask_size else None)
-        found.append(drawn.reshape(len(noise), -1))
-        column += part.noise_size
-    return np.concatenate(found, axis=1).astype(np.int64 if spec.dtype == torch.int64 else np.float32)
+from runnel.eval.players import random_actions
 
 
 class RandomOpenings:

@@ -24,8 +24,8 @@ from runnel.core.rng import make_rng
 from runnel.eval.payoffs import Payoffs
 from runnel.eval.statistics import Array
 
-START = 1200.0
-"""The mean rating where no player is held."""
+START = 1000.0
+"""The mean rating where no player is held: that of self-play, too."""
 POINTS = 400.0 / math.log(10.0)
 """Elo points of one unit of log-odds."""
 NUM_RESAMPLES = 1_000
@@ -76,7 +76,7 @@ def fit_elo(
 ) -> Ratings:
     """Elo ratings of all players of `payoffs`, by maximum likelihood.
 
-    `anchors` are players whose ratings are held; without one, the mean rating is 1200. As many draws are added as there are
+    `anchors` are players whose ratings are held; without one, the mean rating is 1000. As many draws are added as there are
     ratings to find, the same share to each pair that has met (`drawn_before`): then who has won all its games has a finite
     rating, and the fit of few games has little bias (Firth 1993). Intervals are 1.96 deviations of a bootstrap: the games of
     each pair, with those draws among them, are drawn anew, and all ratings are fitted again.

@@ -11,6 +11,7 @@ A row whose member is not at hand is an error: nobody else acts for it.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,8 @@ NUMBERS, DRAW, SHARES = "league.numbers", "league.draw", "league.shares"
 the share of episodes that belongs to each role."""
 FROZEN = "frozen."
 """How the names of the frozen members' memory begin; the type of its numbers follows."""
+_DIGITS = 12
+"""Digits of a checksum that are kept."""
 
 
 def packed(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -50,6 +53,18 @@ def unpacked(vectors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[
         found[name] = vectors[kind][at[kind] : at[kind] + num].view(like[name].shape)
         at[kind] += num
     return found
+
+
+def checksum_of(vectors: Mapping[str, Tensor]) -> str:
+    """The checksum of a frozen policy, by its vectors (`packed`): 12 digits.
+
+    >>> checksum_of({"float32": torch.zeros(2)}) == checksum_of({"float32": torch.ones(2)})
+    False
+    """
+    digest = hashlib.blake2b()
+    for kind in sorted(vectors):
+        digest.update(vectors[kind].detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:_DIGITS]
 
 
 class PoolNet:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from runnel.eval.aggregates import Interval
 from runnel.eval.ratings import Ratings, Skill
 from runnel.report.payoffs import payoff_table, rating_table, square_table, worst_cells
 from runnel.report.tables import Cell, Table
 
 if TYPE_CHECKING:  # it imports torch, which reports do without
-    from runnel.eval.matches import Encounter, Match
+    from runnel.eval.matches import Match
 
 
 def match_tables(match: Match, ratings: Ratings | None = None, skills: Sequence[Skill] = ()) -> list[Table]:
@@ -37,22 +38,30 @@ def _returns(match: Match) -> list[Table]:
 
 
 def _pairs(match: Match) -> Table:
+    """All seats together, and each apart."""
     rows: list[list[Cell]] = []
     for a, b in combinations(match.players, 2):
-        found = match.seatings(a, b)
-        if not found:
-            continue
-        rows.append(["together", a, b, *_numbers(match.between(a, b))])
-        for games in found:
-            mine = ", ".join(seat for seat, who in zip(match.seats, games.players, strict=True) if who == a)
-            rows.append([f"{a}: {mine}", a, b, *_numbers(match.between(a, b, seating=games.players))])
-    head = ["seats", "player", "against", "wins", "draws", "losses", "points", "mean return"]
+        if match.seatings(a, b):
+            pair = match.between(a, b)
+            apart = [_rounded(match.between(a, b, seat=seat).score) for seat in match.seats]
+            rows.append([a, b, pair.wins, pair.draws, pair.losses, _rounded(pair.score), *apart, _rounded(pair.mean)])
+    head = [
+        "player",
+        "against",
+        "wins",
+        "draws",
+        "losses",
+        "points",
+        *(f"points as {seat}" for seat in match.seats),
+        "mean return",
+    ]
     note = "Points: share of them, with Wilson's 95 % interval. Returns are the player's; their intervals resample episodes."
     return Table("pairs", "Pairs", head, rows, note)
 
 
-def _numbers(pair: Encounter) -> list[Cell]:
-    return [pair.wins, pair.draws, pair.losses, pair.score, pair.mean]
+def _rounded(x: Interval) -> Interval:
+    """Three decimals are more than episodes can tell."""
+    return Interval(round(x.value, 3), round(x.low, 3), round(x.high, 3))
 
 
 def _cross_play(match: Match) -> Table:
@@ -64,6 +73,6 @@ def _cross_play(match: Match) -> Table:
         alone = None if np.isnan(table[i, i]) else float(table[i, i])
         gap = None if alone is None else match.gap(player)
         worst = match.worst(player)
-        rows.append([player, alone, float(others.mean()), gap, worst.other, worst.mean])
+        rows.append([player, alone, float(others.mean()), gap, worst.other, _rounded(worst.mean)])
     head = ["player", "self-play", "cross-play", "gap", "worst with", "mean return there"]
     return Table("cross-play", "Cross-play", head, rows, "The gap is self-play minus the mean of cross-play.")

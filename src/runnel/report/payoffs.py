@@ -46,4 +46,7 @@ def rating_table(ratings: Ratings, skills: Sequence[Skill] = (), more: Mapping[s
 def worst_cells(payoffs: Payoffs) -> tuple[dict[str, Cell], dict[str, Cell]]:
     """The opponent against whom each player does worst, and its share of points there."""
     found = {player: worst for player in payoffs.players if (worst := payoffs.worst(player)) is not None}
-    return {k: worst.other for k, worst in found.items()}, {k: worst.value for k, worst in found.items()}
+    points: dict[str, Cell] = {
+        k: Interval(*(round(x, 3) for x in (w.value.value, w.value.low, w.value.high))) for k, w in found.items()
+    }
+    return {k: worst.other for k, worst in found.items()}, points

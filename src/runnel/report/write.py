@@ -15,6 +15,7 @@ from runnel.report.budgets import COUNTS
 from runnel.report.collect import Collected
 from runnel.report.comparison import GOOD, comparison_page, csv_folder, run_rows
 from runnel.report.curves import Charts, by_label, make_charts, return_name
+from runnel.report.league import league_of
 from runnel.report.page import definitions, fact, fold, notices, page, section, text, tree
 from runnel.report.page import table as html_table
 from runnel.report.plans import predicted_rates
@@ -84,7 +85,8 @@ def _write_numbers(runs: Sequence[History], charts: Charts, folder: Path) -> Non
     write_csv(folder, "curves", charts.csv_rows())
     tables = [run_rows(runs), accounting_table(runs)]
     if len(runs) == 1:
-        tables += [_evaluations(runs[0]), *_result_tables(runs[0]), _stages(runs[0]), predicted_rates(runs[0])]
+        tables += [_evaluations(runs[0]), *_result_tables(runs[0]), *league_of(runs[0].folder)[0]]
+        tables += [_stages(runs[0]), predicted_rates(runs[0])]
     for part in tables:
         if part.rows:
             write_csv(folder, part.name, part.csv_rows())
@@ -105,6 +107,12 @@ def _result_tables(run: History) -> list[Table]:
     return tables
 
 
+def _league(run: History) -> str:
+    """Members, ratings and pay-offs of a run of self-play."""
+    tables, warnings = league_of(run.folder)
+    return notices(warnings) + "".join(table.html() for table in tables)
+
+
 def _stages(run: History) -> Table:
     rows: list[list[Cell]] = [[w, s, spent] for w, stages in run.stage_seconds().items() for s, spent in stages.items()]
     return Table("time", "Where the time goes", ["worker", "stage", "seconds"], rows)
@@ -118,6 +126,7 @@ def _single(run: History, target: Path, charts: Charts) -> str:
             _header(run),
             section("Learning", charts.html()),
             section("Evaluation tables", "".join(table.html() for table in _result_tables(run))),
+            section("League", _league(run)),
             section("Where the time goes", _time(run), predicted_rates(run).html()),
             section("Sample accounting", accounting([run])),
             section("Completions", _samples(run)),

@@ -21,10 +21,8 @@ from runnel.core.rng import make_rng, make_seed
 from runnel.core.routes import STORED, Side
 from runnel.core.spaces import ActionSpec, EnvSpec
 from runnel.core.state import Array, Settings
-from runnel.envs.spaces import MASK
 from runnel.envs.team.contract import TeamVector
-from runnel.eval.matches import MatchPlayer, Sitting
-from runnel.eval.openings import random_actions
+from runnel.eval.players import RANDOM, MatchPlayer, RandomPlayer, Sitting, rows_of
 from runnel.nets.inferencer import AgentNet, TorchInferencer, to_act
 from runnel.nets.policy import EnvPolicy
 from runnel.nets.team import TeamNet, TeamPolicy
@@ -33,34 +31,19 @@ from runnel.run.saved import open_run, params_of
 from runnel.run.stored import StoredPolicy, parse_stored, stored_version
 from runnel.track.folder import RunFolder
 
-RANDOM = "random"
 KINDS = "a run's folder, run:FOLDER@WHICH#POLICY, random, or your own module:function"
 
 
-def _part(rows: Batch, policy: str) -> Batch:
-    start = f"{policy}/"
-    return Batch({key.removeprefix(start): x for key, x in rows.items() if key.startswith(start)})
+@dataclass(frozen=True)
+class Acting:
+    """A network, and what it sees and does."""
 
+    net: Any
+    env_spec: EnvSpec
 
-class RandomPlayer:
-    """Plays every allowed action with the same probability."""
-
-    def __init__(self, name: str = RANDOM) -> None:
-        self.name = name
-
-    def sit(self, vector: TeamVector, policies: Collection[str], *, seed: int) -> Sitting:
-        specs = {policy: vector.sides[policy].spec.action for policy in policies}
-
-        def reply(rows: Batch) -> Batch:
-            return Batch({f"{policy}/action": self._drawn(_part(rows, policy), spec) for policy, spec in specs.items()})
-
-        return Sitting(reply, {policy: spec.noise_size for policy, spec in specs.items()})
-
-    @staticmethod
-    def _drawn(rows: Batch, spec: ActionSpec) -> Tensor:
-        mask = rows[MASK].cpu().numpy() if MASK in rows else None
-        drawn = random_actions(spec, rows["noise"].cpu().numpy(), mask)
-        return torch.from_numpy(np.ascontiguousarray(drawn)).to(spec.dtype)
+    @classmethod
+    def of(cls, policy: EnvPolicy) -> Acting:
+        return cls(policy.net, policy.env_spec)
 
 
 class PolicyPlayer:
@@ -71,7 +54,7 @@ class PolicyPlayer:
     """
 
     def __init__(
-        self, name: str, policies: Mapping[str, EnvPolicy], *, anywhere: EnvPolicy | None = None, greedy: bool = False
+        self, name: str, policies: Mapping[str, Acting], *, anywhere: Acting | None = None, greedy: bool = False
     ) -> None:
         self.name, self._policies, self._anywhere, self._greedy = name, dict(policies), anywhere, greedy
 
@@ -84,7 +67,7 @@ class PolicyPlayer:
         def reply(rows: Batch) -> Batch:
             found = Batch()
             for group in groups.values():
-                found |= self._asked(nets[group[0]], [_part(rows, policy) for policy in group], group)
+                found |= self._asked(nets[group[0]], [rows_of(rows, policy) for policy in group], group)
             return found
 
         states = {policy: getattr(net, "state_spec", {}) for policy, net in nets.items()}
@@ -99,7 +82,7 @@ class PolicyPlayer:
         cut = {key: torch.split(x, sizes) for key, x in reply.items()}
         return Batch({f"{name}/{key}": pieces[i] for i, name in enumerate(names) for key, pieces in cut.items()})
 
-    def _policy(self, side: Side) -> EnvPolicy:
+    def _policy(self, side: Side) -> Acting:
         agent = side.agents[0]
         found = self._anywhere or self._policies.get(agent)
         if found is None:
@@ -204,10 +187,12 @@ def is_team_run(run: str | Path, *, trust: bool = False) -> bool:
 
 def find_player(given: object, name: str, *, best: bool = False, greedy: bool = False, trust: bool = False) -> Named:
     """The player that `given` describes: a text, a path, a policy that `rl.load` gave, or a function or class of the user."""
+    if isinstance(given, PolicyPlayer | RandomPlayer | OwnPlayer):
+        return Named(given)
     if isinstance(given, TeamPolicy):
-        return Named(PolicyPlayer(name, given.policies, greedy=greedy))
+        return Named(PolicyPlayer(name, _acting(given), greedy=greedy))
     if isinstance(given, EnvPolicy):
-        return Named(PolicyPlayer(name, {}, anywhere=given, greedy=greedy))
+        return Named(PolicyPlayer(name, {}, anywhere=Acting.of(given), greedy=greedy))
     if callable(given):
         return Named(OwnPlayer(name, given))
     if not isinstance(given, str | Path):
@@ -245,12 +230,16 @@ def _of_run(folder: RunFolder, params: ParamSet, name: str, asked: StoredPolicy 
     inferencer.load_params(params)
     task = (config.env, config.env_kwargs)
     if asked is None or not asked.member:
-        return Named(PolicyPlayer(name, policy.policies, greedy=greedy), task)
+        return Named(PolicyPlayer(name, _acting(policy), greedy=greedy), task)
     member = _member(policy, inferencer, asked)
     return Named(PolicyPlayer(name, {}, anywhere=member, greedy=greedy), task)
 
 
-def _member(policy: TeamPolicy, inferencer: Any, asked: StoredPolicy) -> EnvPolicy:
+def _acting(policy: TeamPolicy) -> dict[str, Acting]:
+    return {agent: Acting.of(one) for agent, one in policy.policies.items()}
+
+
+def _member(policy: TeamPolicy, inferencer: Any, asked: StoredPolicy) -> Acting:
     """The one policy of a run that is meant: it plays for every agent with its spaces."""
     nets: Mapping[str, AgentNet] = {}
     if isinstance(inferencer, TorchInferencer) and isinstance(inferencer.net, TeamNet):
@@ -259,4 +248,4 @@ def _member(policy: TeamPolicy, inferencer: Any, asked: StoredPolicy) -> EnvPoli
     if not found:
         there = ", ".join(nets) or "one, without a name"
         raise ConfigError("players", str(asked), f"that run has no policy {asked.member!r}; it has {there}")
-    return found[0]
+    return Acting.of(found[0])

@@ -16,7 +16,7 @@ from team_envs import Turns
 import runnel as rl
 from runnel.core.spaces import ActionSpec, multi_action
 from runnel.eval.matches import Match, seatings_of, seats_of
-from runnel.eval.openings import random_actions
+from runnel.eval.players import random_actions
 from runnel.eval.ratings import fit_elo, rate_skill
 
 TICTACTOE = "pettingzoo:classic.tictactoe_v3"
@@ -28,6 +28,27 @@ def lowest(agent: str, obs: Any, mask: Any, rng: np.random.Generator) -> int:
 
 def highest(agent: str, obs: Any, mask: Any, rng: np.random.Generator) -> int:
     return int(np.flatnonzero(mask)[-1])
+
+
+class Pays:
+    """Three agents; each is paid what it says, and the episode ends."""
+
+    possible_agents = ("red_0", "red_1", "blue_0")
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        return spaces.Box(0.0, 1.0, (1,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space:
+        return spaces.Discrete(8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = list(self.possible_agents)
+        return {agent: np.zeros(1, np.float32) for agent in self.agents}, {}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        self.agents, everybody = [], self.possible_agents
+        obs = {agent: np.zeros(1, np.float32) for agent in everybody}
+        return obs, {a: float(actions[a]) for a in everybody}, dict.fromkeys(everybody, True), {}, {}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +132,14 @@ def test_who_always_gets_the_same_plays_with_itself_too_and_the_gap_is_told() ->
     assert match.mean_returns().tolist() == [[1.0, 0.5], [0.5, 0.0]]
     assert (match.gap("right"), match.gap("wrong")) == (0.5, -0.5)
     assert (match.worst("right").other, match.worst("right").mean.value) == ("wrong", 0.5)
-    assert not rl.match(["random", lowest], TICTACTOE, episodes=5).cooperative
+
+
+def test_players_that_only_draw_are_not_taken_for_partners() -> None:
+    """In `Pays` two players that say the same always get the same; the game does not."""
+    same = {"a": lambda agent, obs, mask, rng: 3, "b": lambda agent, obs, mask, rng: 3}
+    match = rl.match(same, Pays, episodes=4)
+    assert not match.cooperative
+    assert (match.between("a", "b").draws, match.worst("a").score.value) == (8, 0.5)
 
 
 def test_seats() -> None:
@@ -126,27 +154,6 @@ def test_seats() -> None:
     ):
         with pytest.raises(rl.ConfigError, match=text):
             seats_of(agents, patterns)
-
-
-class Pays:
-    """Three agents; each is paid what it says, and the episode ends."""
-
-    possible_agents = ("red_0", "red_1", "blue_0")
-
-    def observation_space(self, agent: str) -> spaces.Space:
-        return spaces.Box(0.0, 1.0, (1,), np.float32)
-
-    def action_space(self, agent: str) -> spaces.Space:
-        return spaces.Discrete(8)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.agents = list(self.possible_agents)
-        return {agent: np.zeros(1, np.float32) for agent in self.agents}, {}
-
-    def step(self, actions: dict[str, int]) -> Any:
-        self.agents, everybody = [], self.possible_agents
-        obs = {agent: np.zeros(1, np.float32) for agent in everybody}
-        return obs, {a: float(actions[a]) for a in everybody}, dict.fromkeys(everybody, True), {}, {}
 
 
 def test_a_team_of_agents_is_one_seat_and_gets_their_mean() -> None:

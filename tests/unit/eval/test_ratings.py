@@ -45,7 +45,7 @@ def test_the_fit_is_the_maximum_of_the_likelihood(held: dict[int, float], prior:
             s = payoffs.points[i, j] + prior / 2, payoffs.points[j, i] + prior / 2
             log_odds = (r[i] - r[j]) / 4.0 * np.log(10.0)
             total += s[0] * np.logaddexp(0.0, -log_odds) + s[1] * np.logaddexp(0.0, log_odds)
-        return total if held else total + (r.mean() - 12.0) ** 2
+        return total if held else total + (r.mean() - 10.0) ** 2
 
     theirs = minimize(loss, np.full(len(free), 11.0), method="BFGS", options={"gtol": 1e-8}).x * 100.0
     ours = fit(payoffs.points[None], payoffs.num_games, held, prior=prior)[0]
@@ -85,8 +85,8 @@ def test_ratings_are_antisymmetric() -> None:
     payoffs = simulated(LADDER, 30, np.random.default_rng(5))
     turned = Payoffs(payoffs.players, payoffs.counts[:, :, ::-1].copy())
     ours, mirrored = (np.array([r.value for r in fit_elo(p).ratings]) for p in (payoffs, turned))
-    np.testing.assert_allclose(ours + mirrored, 2400.0, atol=1e-5)
-    assert ours.mean() == pytest.approx(1200.0)
+    np.testing.assert_allclose(ours + mirrored, 2000.0, atol=1e-5)
+    assert ours.mean() == pytest.approx(1000.0)
 
 
 def test_a_circle_is_told_with_the_worst_case_of_each() -> None:
@@ -101,7 +101,7 @@ def test_a_circle_is_told_with_the_worst_case_of_each() -> None:
     assert worst is not None
     assert (worst.other, worst.value.value) == ("paper", 0.1)
     equal = fit_elo(Payoffs.of(["p", "r", "s"], [("r", "s", (70, 0, 30)), ("s", "p", (70, 0, 30)), ("p", "r", (70, 0, 30))]))
-    assert [round(r.value) for r in equal.ratings] == [1200] * 3  # equal ratings, and what hides behind them is told
+    assert [round(r.value) for r in equal.ratings] == [1000] * 3  # equal ratings, and what hides behind them is told
     assert "results go in a circle" in equal.warnings[0]
 
 
