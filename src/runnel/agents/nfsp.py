@@ -56,7 +56,7 @@ class NFSPConfig:
         | stays("replay_size", "reservoir_size", why="the memories in the checkpoint have that size")
     )
 
-    lr: float | str = scheduled(1e-3)
+    lr: float | str = scheduled(2e-3)
     """Learning rate of the best response (Adam): a number, or a schedule such as "linear(1e-3, 0)"."""
     gamma: float = bounded(1.0, at_least=0, at_most=1)
     """Discount from one decision of an agent to its next one."""
@@ -70,7 +70,7 @@ class NFSPConfig:
     """Gradients are scaled down to this global norm, those of each network alone."""
     anticipation: float = bounded(0.1, at_least=0, at_most=1)
     """Probability that an agent plays an episode by its best response (the paper's eta)."""
-    policy_lr: float | str = scheduled(1e-3)
+    policy_lr: float | str = scheduled(2e-3)
     """Learning rate of the average policy (Adam): a number, or a schedule."""
     policy_batch_size: int = bounded(128, at_least=1)
     """Decisions in one optimiser step of the average policy."""
