@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+
+import torch
 
 from runnel.agents.team import TeamLearner
 from runnel.core.contracts.evaluation import SampleRoute
 from runnel.core.contracts.learning import Collective, Learner
 from runnel.core.errors import ConfigError
-from runnel.core.records import StreamSpec
+from runnel.core.records import FieldSpec, StreamSpec
 from runnel.core.routes import Side
 from runnel.core.spaces import EnvSpec
 from runnel.core.trajectories import REWARD, trajectory_stream
@@ -30,6 +33,8 @@ def team_graph(
     together: Callable[[Mapping[str, Net], Collective], Learner] | None = None,
     others: Mapping[str, Callable[[Collective], Learner]] | None = None,
     return_gamma: float | None = None,
+    played: Callable[[str, EnvSpec], Net] | None = None,
+    replies: Mapping[str, torch.dtype] | None = None,
 ) -> Experiment:
     """Actors play with all policies and write a stream for each that is trained; an update takes one round of each stream.
 
@@ -38,17 +43,25 @@ def team_graph(
     them are members of one `TeamLearner`, so that there is one line of versions. Instead of `learner`, `together` makes one
     learner of all policies, from their networks, whose update crosses them (`agents/joint.py`); it reads a stream of each
     policy's name. `return_gamma` is as in `on_policy_graph`.
+
+    `played` makes the network as evaluations, `rl.load` and runs that name a stored policy use it, where that is another one
+    with the same parameters. `replies` says what segments keep of a policy's replies, by step, in place of `logprob`.
     """
     if (learner is None) == (together is None):
         raise ConfigError("learner", learner, "give either a learner for each policy or one that learns all together")
-    nets, trained, beside = task.networks(network), task.trained, others or {}
+    finished = played or network
+
+    def made(policy: str, spec: EnvSpec) -> Net:
+        return (finished if task.sides[policy].route.stored else network)(policy, spec)
+
+    nets, trained, beside = task.networks(made), task.trained, others or {}
     for policy, side in trained.items():
         _check_burn_in(side, nets[policy])
         if together is not None and (side.route.samples[0].num_steps != c.num_steps or side.route.samples[0].burn_in):
             fix = "policies that learn together have segments of one length, without burn-in; leave these options out"
             raise ConfigError("teams", policy, fix)
     streams = tuple(
-        _stream(c, side, sample, nets[policy], carried=() if return_gamma is None else (REWARD,))
+        _stream(c, side, sample, nets[policy], carried=() if return_gamma is None else (REWARD,), replies=replies)
         for policy, side in trained.items()
         for sample in side.route.samples
     )
@@ -71,21 +84,30 @@ def team_graph(
         streams=streams,
         staleness={stream.name: c.lag_rule(stream.batch_segments, batch_steps=c.batch_steps) for stream in streams},
         actors=task.actors(nets, gamma=return_gamma),
-        inference=tuple(_inference(c, task, policy, partial(task.network, policy, network)) for policy in task.sides),
+        inference=tuple(_inference(c, task, policy, partial(task.network, policy, made)) for policy in task.sides),
         trainers=(TrainerSpec(learners, (Phase({s.name: s.batch_segments for s in streams if s.name in read}),)),),
-        evaluation=task.evaluation(lambda: task.networks(network)),
-        policy=lambda: task.policy(lambda: task.networks(network)),
+        evaluation=task.evaluation(lambda: task.networks(finished)),
+        policy=lambda: task.policy(lambda: task.networks(finished)),
     )
 
 
-def _stream(c: TeamConfig, side: Side, sample: SampleRoute, net: AgentNet, *, carried: Sequence[str]) -> StreamSpec:
+def _stream(
+    c: TeamConfig,
+    side: Side,
+    sample: SampleRoute,
+    net: AgentNet,
+    *,
+    carried: Sequence[str],
+    replies: Mapping[str, torch.dtype] | None,
+) -> StreamSpec:
     """A stream of one policy. All streams have the same steps in an update, in more or fewer segments."""
     batch = c.batch_segments * (c.num_steps // sample.num_steps)
-    return trajectory_stream(
+    stream = trajectory_stream(
         side.spec,
         num_steps=sample.num_steps,
         num_envs=c.width * len(side.agents),
         name=sample.stream,
+        logprob=replies is None,
         state=net.state_spec,
         burn_in=sample.burn_in,
         carried=carried,
@@ -95,6 +117,8 @@ def _stream(c: TeamConfig, side: Side, sample: SampleRoute, net: AgentNet, *, ca
         capacity=batch * (c.staleness.lag + 1),
         num_writers=c.most_actors,
     )
+    more = {name: FieldSpec(("T", "B"), dtype) for name, dtype in (replies or {}).items()}
+    return replace(stream, fields={**stream.fields, **more})
 
 
 def _check_burn_in(side: Side, net: AgentNet) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from runnel.nets.inferencer import TorchInferencer as TorchInferencer
     from runnel.nets.layers import ReturnScale as ReturnScale, RunningMeanStd as RunningMeanStd
     from runnel.nets.mixing import MonotoneMixer as MonotoneMixer, TeamQNet as TeamQNet
+    from runnel.nets.nfsp import AveragePolicy as AveragePolicy, NFSPNet as NFSPNet
     from runnel.nets.optim import Adam as Adam
     from runnel.nets.options import OptionNet as OptionNet
     from runnel.nets.population import Population as Population

@@ -33,7 +33,7 @@ from runnel.nets.layers import ACTIVATIONS, MLP, NetConfig, RunningMeanStd, Tors
 from runnel.nets.rnn import Core
 from runnel.nets.stream import StreamBody
 from runnel.nets.trees import TreeBody
-from runnel.ops.distributions import make_head, mask_logits
+from runnel.ops.distributions import DiscreteHead, make_head
 
 Obs = Mapping[str, Tensor]
 GAINS = (0.01, 1.0)
@@ -121,7 +121,8 @@ class ActorCritic(nn.Module):
 
     def probabilities(self, rows: Batch) -> Tensor:
         """How probable each discrete action is at `rows`; feedforward. `[B, A]`"""
-        return mask_logits(self._scores(self.observe(rows)), rows.get("action_mask")).softmax(-1)
+        assert isinstance(self.head, DiscreteHead)
+        return self.head.probabilities(self._scores(self.observe(rows)), rows.get("action_mask"))
 
     # --------------------------------------------------------------------------------------------------------- learning
     def both(self, obs: Obs) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Decisions as Decisions,
         decisions as decisions,
         gae_of_decisions as gae_of_decisions,
+        step_of_outcome as step_of_outcome,
         with_outcome as with_outcome,
     )
     from runnel.ops.distributions import (

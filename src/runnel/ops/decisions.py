@@ -72,3 +72,16 @@ def gae_of_decisions(found: Decisions, values: Tensor, active: Tensor, *, gamma:
     decay = torch.where(found.counts, decay, torch.where(decides, 0.0, 1.0))
     advantages = discounted_suffix_sum(delta, decay)
     return advantages, torch.where(found.counts, advantages + values, 0.0)
+
+
+def step_of_outcome(ended: Tensor, active: Tensor) -> Tensor:
+    """The step behind which the outcome of a row's decision is known: the first from each step on behind which the row decides
+    again, or its episode is over; T where the segment ends before. `[T, B] bool, [T + 1, B] bool -> [T, B] int64`
+
+    >>> step_of_outcome(torch.tensor([[False], [False], [True]]), torch.tensor([[True], [False], [True], [True]])).T.tolist()
+    [[1, 1, 2]]
+    """
+    num_steps = len(ended)
+    steps = torch.arange(num_steps, device=ended.device).unsqueeze(1)
+    known = torch.where(ended | active[1:], steps, num_steps)
+    return known.flip(0).cummin(0).values.flip(0)

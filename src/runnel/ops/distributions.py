@@ -125,6 +125,10 @@ class DiscreteHead(nn.Module):
         """An action by the noise `[..., noise_size]`, and its log-probability `[...]`."""
         return categorical_sample(mask_logits(scores, mask), noise)
 
+    def probabilities(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """How probable each action is; 0 where the mask forbids it. `[..., A]`"""
+        return mask_logits(scores, mask).softmax(-1)
+
     def mode(self, scores: Tensor, mask: Tensor | None = None, log_std: Tensor | None = None) -> Pair:
         """The most probable action, and its log-probability `[...]`."""
         return categorical_mode(mask_logits(scores, mask))

@@ -60,6 +60,12 @@ BASE: dict[str, dict[str, Any]] = {
         **{name: value for name, value in ENV.items() if name != "vector.backend"},
         **{"happo.num_minibatches": 2, "happo.num_epochs": 2, "happo.lr": 0.05, "happo.critic_lr": 0.05},
     },
+    "nfsp": {
+        **{name: value for name, value in ENV.items() if name != "vector.backend"},
+        "teams": ("sender|a=one", "receiver|b=two"),
+        **{"nfsp.min_fill": 4, "nfsp.num_updates": 3, "nfsp.batch_size": 8, "nfsp.policy_batch_size": 8, "nfsp.lr": 0.05},
+        **{"nfsp.target_every": 2, "nfsp.anticipation": 0.5, "total_updates": 4},
+    },
     "dqn": {
         **REPLAY,
         "dqn.batch_size": 8,
@@ -253,6 +259,11 @@ OF["selfplay"] = {
 OF["mappo"] = {**OF["ippo"], "ppo.huber_delta": Try(0.01), "ppo.value_decay": Try(0.1), "ppo.max_grad_norm": Try(0.1)}
 OF["happo"] = {**OF["ippo"], "happo.huber_delta": Try(0.01), "happo.value_decay": Try(0.1), "happo.max_grad_norm": Try(0.01)}
 OF["happo"] |= {"happo.value_clip": Try(1e-4)}
+OF["nfsp"] = {
+    **{name: how for name, how in OF["ippo"].items() if name.startswith(("env", "teams", "net"))},
+    **{"nfsp.epsilon": Try(0.9), "nfsp.max_grad_norm": Try(0.01), "nfsp.min_fill": Try(40)},
+    **{"nfsp.replay_size": Try(10), "nfsp.reservoir_size": Try(5)},
+}
 CONTROL = {
     name: replace(how, given={**how.given, "env_kwargs": {"stack": 2, **how.given.get("env_kwargs", {}), "box": True}})
     for name, how in TRIES.items()

@@ -35,6 +35,7 @@ OWN = {
     "qmix": ("qmix.", "team_reward"),
     "selfplay": ("pool.",),
     "happo": ("happo.",),
+    "nfsp": ("nfsp.",),
     "dqn": ("dqn.", "replay."),
     "sac": ("sac.",),
     "td3": ("td3.",),
