@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from runnel.agents.drm import DrMConfig as DrMConfig, DrMLearner as DrMLearner
     from runnel.agents.exchange import ExchangeConfig as ExchangeConfig
     from runnel.agents.gbrl import GBRLConfig as GBRLConfig, GBRLLearner as GBRLLearner
+    from runnel.agents.group_ppo import GroupPPOLearner as GroupPPOLearner
     from runnel.agents.happo import HAPPOConfig as HAPPOConfig, HAPPOLearner as HAPPOLearner
     from runnel.agents.impala import IMPALAConfig as IMPALAConfig, IMPALALearner as IMPALALearner
     from runnel.agents.league import LeagueLearner as LeagueLearner, PoolConfig as PoolConfig

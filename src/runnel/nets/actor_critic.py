@@ -321,7 +321,7 @@ class PrivilegedBody(nn.Module):
 
 
 class ActorBody(nn.Module):
-    """A policy without a critic, for learners that have one critic for several policies."""
+    """A policy without a critic, for learners that have another one, or none: its own values are 0."""
 
     def __init__(self, env_spec: EnvSpec, config: NetConfig, *, seed: int) -> None:
         super().__init__()
@@ -333,6 +333,9 @@ class ActorBody(nn.Module):
     def policy(self, obs: Obs) -> Tensor:
         scores: Tensor = self.actor(self.torso(obs))
         return scores
+
+    def value(self, obs: Obs) -> Tensor:
+        return self.policy(obs).detach()[..., 0] * 0.0
 
 
 class SharedBody(nn.Module):

@@ -13,7 +13,7 @@ from team_envs import Leaver, Turns
 from runnel.core.errors import DataError
 from runnel.core.rng import make_rng
 from runnel.core.routes import Side, sides_of, team_routes
-from runnel.core.trajectories import AGENT
+from runnel.core.trajectories import AGENT, CLOCK
 from runnel.envs.segments import SegmentRequests
 from runnel.envs.team.global_state import SEEN, STATE, with_global_state
 from runnel.envs.team.parallel import ParallelEnv
@@ -32,14 +32,14 @@ class Known(Turns):
         return np.array([self._t, 2 * self._t], np.float32)
 
 
-def sides(make: Any, teams: tuple[str, ...] = ()) -> dict[str, Side]:
+def sides(make: Any, teams: tuple[str, ...] = (), *, clock: bool = False) -> dict[str, Side]:
     probe = ParallelEnv(make(), "probe")
     found = sides_of(team_routes(teams), probe.spec())
-    return {policy: with_global_state(side, probe) for policy, side in found.items()}
+    return {policy: with_global_state(side, probe, clock=clock) for policy, side in found.items()}
 
 
-def team(make: Any = Leaver, teams: tuple[str, ...] = ROUTES, num_envs: int = 2) -> SerialTeam:
-    return SerialTeam(make, num_envs, sides=sides(make, teams), seed=1, name="toy")
+def team(make: Any = Leaver, teams: tuple[str, ...] = ROUTES, num_envs: int = 2, *, clock: bool = False) -> SerialTeam:
+    return SerialTeam(make, num_envs, sides=sides(make, teams, clock=clock), seed=1, name="toy")
 
 
 def play(vector: Any, num_steps: int) -> None:
@@ -83,6 +83,16 @@ def test_the_state_of_an_environment_comes_first_and_rows_say_which_agent_they_a
     assert out.obs[STATE].tolist() == [[0.0, 0.0]] * 4, "of the next episode"
 
 
+def test_the_clock_counts_the_steps_of_an_episode() -> None:
+    vector = team(num_envs=1, clock=True)
+    vector.reset()
+    found = []
+    for _ in range(7):
+        found.append([out.obs[CLOCK].item() if out.active.item() else None for out in vector.outs.values()])  # type: ignore[union-attr]
+        play(vector, 1)
+    assert found == [[0, 0], [1, 1], [None, 2], [None, 3], [None, 4], [0, 0], [1, 1]], "who has left has none"
+
+
 def test_a_state_that_is_not_of_its_space_is_refused() -> None:
     class Wrong(Known):
         def state(self) -> Any:
@@ -109,8 +119,8 @@ def arrays(vector: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("make", "teams"), [(Leaver, ROUTES), (Known, ())])
 def test_processes_play_the_same_and_a_resume_goes_on(make: Any, teams: tuple[str, ...]) -> None:
-    vector = team(make, teams, num_envs=3)
-    apart = ProcessTeam(make, 3, sides=sides(make, teams), seed=1, name="toy", num_workers=2)
+    vector = team(make, teams, num_envs=3, clock=True)
+    apart = ProcessTeam(make, 3, sides=sides(make, teams, clock=True), seed=1, name="toy", num_workers=2)
     try:
         vector.reset()
         apart.reset()
@@ -119,7 +129,7 @@ def test_processes_play_the_same_and_a_resume_goes_on(make: Any, teams: tuple[st
             play(apart, 1)
             found, wanted = arrays(apart), arrays(vector)
             assert all(torch.equal(found[key], x) for key, x in wanted.items()), step
-            again = team(make, teams, num_envs=3)
+            again = team(make, teams, num_envs=3, clock=True)
             again.restore(vector.snapshot())
             now = {f"{name}/{key}": x for name, out in again.outs.items() for key, x in out.obs.items()}
             assert all(torch.equal(x, wanted[key]) for key, x in now.items())

@@ -211,6 +211,7 @@ OF: dict[str, dict[str, Try]] = {
         "env": Try("team_frames:Frames"),
         "env_kwargs": Try({"num_symbols": 4}),
         "teams": Try(("s.*=sender", "r.*=ear")),
+        "credit": Try("group", {"teams": (), "env": "runnel.envs.team.toy:Fleet"}),
         "net.core_size": Try(),
         "net.conv": Try("none", {"env": "team_frames:Frames", "env_kwargs": {"stack": 2}, "net.hidden": None}),
         "net.channels": Try("last", {"env": "team_frames:Frames", "env_kwargs": {"stack": 5}, "net.hidden": None}),

@@ -269,3 +269,48 @@ class Volunteer(Halves):
 
     def pays(self, said: list[int]) -> bool:
         return sum(said) == 1
+
+
+class Fleet:
+    """`num_agents` drivers of one kind see one of `num_symbols` symbols each, and are to say it; who is right gets 1. On top of
+    that everybody gets the weather, a random number of deviation `luck` that nobody sees.
+
+    To a driver alone the weather is chance, and no critic can foresee it. The others have had the same.
+    """
+
+    def __init__(self, num_agents: int = 6, num_symbols: int = 5, luck: float = 10.0, num_steps: int = 4) -> None:
+        if num_agents < 1:
+            raise ConfigError("env_kwargs.num_agents", num_agents, "use at least 1")
+        self.possible_agents = tuple(f"driver_{i}" for i in range(num_agents))
+        self.num_symbols, self.luck, self.num_steps = num_symbols, luck, num_steps
+        self.agents: list[str] = []
+        self._rng, self._t = np.random.default_rng(0), 0
+        self._symbols: NDArray[np.int64] = np.zeros(num_agents, np.int64)
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        """The symbol."""
+        return spaces.Box(0.0, 1.0, (self.num_symbols,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space:
+        """A symbol."""
+        return spaces.Discrete(self.num_symbols)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[ByAgent, ByAgent]:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self.agents, self._t = list(self.possible_agents), 0
+        return self._next(), {agent: {} for agent in self.agents}
+
+    def _next(self) -> ByAgent:
+        self._symbols = self._rng.integers(self.num_symbols, size=len(self.possible_agents))
+        hot = np.eye(self.num_symbols, dtype=np.float32)
+        return {agent: hot[symbol] for agent, symbol in zip(self.possible_agents, self._symbols, strict=True)}
+
+    def step(self, actions: ByAgent) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+        self._t += 1
+        weather, everybody = self.luck * float(self._rng.normal()), self.possible_agents
+        paid = {a: weather + float(int(actions[a]) == symbol) for a, symbol in zip(everybody, self._symbols, strict=True)}
+        over = self._t == self.num_steps
+        self.agents = [] if over else list(everybody)
+        flags = dict.fromkeys(everybody, over), dict.fromkeys(everybody, False)
+        return self._next(), paid, *flags, {agent: {} for agent in everybody}
