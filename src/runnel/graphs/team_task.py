@@ -43,10 +43,8 @@ class TeamTask:
 
     `stored` gives the parameters of a stored policy (`rl.run.stored_params`), for routes that name one. `routes` are those of a
     recipe that says itself who follows which policy, and to which streams, or make them of the spec; otherwise `config.teams`
-    says it. With `global_state` training rows also hold what only critics read (`envs/team/global_state.py`).
-    recipe that says itself who follows which policy, and to which streams; otherwise `config.teams` says it. With
-    `global_state` training rows also hold what only critics read (`envs/team/global_state.py`), and with `clock` the step of
-    the episode, for learners that read all streams together.
+    says it. With `global_state` training rows also hold what only critics read (`envs/team/global_state.py`), and with `clock`
+    the step of the episode, for learners that read all streams together.
     """
 
     def __init__(
@@ -67,11 +65,7 @@ class TeamTask:
         self.spec = probe.spec()
         self.spaces = {agent: probe.env.observation_space(agent) for agent in probe.agents}
         given = routes(self.spec) if callable(routes) else routes
-        found = with_lengths(team_routes(config.teams) if given is None else given, config.num_steps)
-        self._spaces = {agent: probe.env.observation_space(agent) for agent in probe.agents}
-        if routes is None:
-            routes = team_routes(config.teams, probe.agents)
-        found = with_lengths(routes, config.num_steps)
+        found = with_lengths(team_routes(config.teams, probe.agents) if given is None else given, config.num_steps)
         self.seen = sides_of(found, self.spec)
         """The sides, with what their agents see alone: all that an evaluation needs."""
         self.sides: dict[str, Side] = self.seen
