@@ -11,7 +11,7 @@ import torch
 import runnel as rl
 
 SETTINGS: dict[str, Any] = {
-    "env": "runnel.envs.team.toy:TwoSteps",
+    "env": "tensor:TwoStep",
     "total_steps": 5_000,
     "num_envs": 16,
     "num_steps": 4,
@@ -41,8 +41,9 @@ def test_vdn_takes_the_safe_game_by_the_sums_that_come_nearest_to_the_pays(tmp_p
         run = trained("vdn", seed, tmp_path)
         assert run.eval["mean"] == 7.0
         policy: Any = rl.load(run.path)
-        seen = torch.eye(3)[1:].unsqueeze(1).expand(2, 2, 3)
-        q = policy.policies["left"].net.team.q({"obs": seen}).detach().numpy()
+        stages, agents = torch.eye(3)[1:], torch.eye(2)
+        seen = torch.cat([stages.unsqueeze(1).expand(2, 2, 3), agents.expand(2, 2, 2)], -1)
+        q = policy.policies["agent_0"].net.team.q({"obs": seen}).detach().numpy()
         sums = q[:, 0, :, None] + q[:, 1, None, :]
         np.testing.assert_allclose(sums, [[[7, 7], [7, 7]], [[-1.5, 2.5], [2.5, 6.5]]], atol=0.5)
 

@@ -46,7 +46,7 @@ def params(run: rl.Run) -> Path:
 
 def content(run: rl.Run) -> tuple[list[Any], bytes]:
     """What updates say of learning, and the bytes of the last parameters."""
-    said = [{k: v for k, v in row["metrics"].items() if k in ("loss/td", "q", "grad_norm", "return")} for row in run.rows()]
+    said = [{k: v for k, v in row["metrics"].items() if k in ("loss/td", "q", "grad_norm")} for row in run.rows()]
     return said, params(run).read_bytes()
 
 

@@ -44,10 +44,8 @@ class TeamTask:
 
     `stored` gives the parameters of a stored policy (`rl.run.stored_params`), for routes that name one. `routes` are those of a
     recipe that says itself who follows which policy, and to which streams, or make them of the spec; otherwise `config.teams`
-    says it. With `global_state` training rows also hold what only critics read (`envs/team/global_state.py`).
-    recipe that says itself who follows which policy, and to which streams; otherwise `config.teams` says it. With
-    `global_state` training rows also hold what only critics read (`envs/team/global_state.py`), and with `clock` the step of
-    the episode, for learners that read all streams together.
+    says it. With `global_state` training rows also hold what only critics read (`envs/team/global_state.py`), and with `clock`
+    the step of the episode, for learners that read all streams together.
     """
 
     def __init__(
@@ -71,6 +69,8 @@ class TeamTask:
         field = TEAMS if routes is None else ROUTES
         found = with_lengths(team_routes(config.teams, probe.agents) if given is None else given, config.num_steps)
         self.seen = sides_of(found, self.spec, field=field)
+        found = with_lengths(team_routes(config.teams, probe.agents) if given is None else given, config.num_steps)
+        self.seen = sides_of(found, self.spec)
         """The sides, with what their agents see alone: all that an evaluation needs."""
         self.sides: dict[str, Side] = self.seen
         if global_state:

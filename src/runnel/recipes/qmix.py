@@ -15,9 +15,9 @@ import runnel as rl
 class Config(rl.graphs.TeamReplayConfig):
     """QMIX (agents/qmix.py): actors fill a replay buffer with what teams did; it makes `update_ratio` batches for each step."""
 
-    env: str = "runnel.envs.team.toy:TwoSteps"
+    env: str = "tensor:TwoStep"
     """An environment with PettingZoo's parallel or AEC API, all of whose agents have equal spaces: pettingzoo:FAMILY.NAME,
-    module:Class or path/to/file.py:factory."""
+    module:Class or path/to/file.py:factory; tensor:Spread plays all its worlds at once."""
     total_steps: int | None = 100_000
     """Budget in steps of the environment; all agents of an environment take a step together."""
     net: rl.NetConfig = field(default_factory=lambda: rl.NetConfig(hidden=(64, 64), activation="relu"))

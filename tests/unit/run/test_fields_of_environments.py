@@ -229,7 +229,7 @@ OF: dict[str, dict[str, Try]] = {
         "net.core_size": Try(),
     },
     "qmix": {
-        "env": Try("runnel.envs.team.toy:TwoSteps"),
+        "env": Try("tensor:TwoStep"),
         "env_kwargs": Try({"longest": 3}),
         "teams": Try((".*=one",)),
         "net.critic_only": Try(("luck",), {"env": "team_frames:Lucks"}),

@@ -15,7 +15,6 @@ that is truncated while others go on counts as one that left: nothing is bootstr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -184,34 +183,30 @@ class JointVector:
         """The final observations and flags of environments that ended in this step."""
         if not over:
             return
-        rows, num = self._inner.final_rows, len(self.agents)
-        assert rows is not None
-        places: dict[int, list[int]] = {env: [] for env in over}
-        for place, row in enumerate(rows):
-            if row // num in places:
-                places[row // num].append(place)
+        envs, rows, num = torch.tensor(over), torch.tensor(self._inner.final_rows, dtype=torch.int64), len(self.agents)
+        place = torch.full((self.num_envs,), -1)
+        place[envs] = torch.arange(len(over))
         self.out.final_rows = over
-        for f, env in enumerate(over):
-            self._end_one(f, env, {rows[place] % num: place for place in places[env]})
-
-    def _end_one(self, f: int, env: int, found: Mapping[int, int]) -> None:
-        """Final observation `f` is that of environment `env`; `found` are the team's final observations by agent."""
+        # of the team's final observations those of environments that are over, and of these those to go on from
+        found = (place[rows // num] >= 0).nonzero().squeeze(-1)
+        cut = found[~self._inner.terminated[rows[found]]]
+        f, agent = place[rows[cut] // num], rows[cut] % num
         final, inner = self.out.final_obs, self._inner.final_obs
-        cut = [i for i in found if not bool(self._inner.terminated[env * len(self.agents) + i])]
-        self.out.truncated[env], self.out.terminated[env] = bool(cut), not cut
         for key, x in final.items():
-            x[f] = key == MASK
-        final[TEAM_ACTIVE][f, cut] = True
-        for i in cut:
-            for key in inner:
-                if key == MASK:
-                    final[MASK].view(len(final[MASK]), len(self.agents), -1)[f, i] = inner[key][found[i]]
-                elif not key.startswith(SHARED):
-                    final[key][f, i] = inner[key][found[i]]
-        if found:
-            place = found[min(cut or found)]
-            for key in self._state:
-                final[key][f] = inner[key][place]
+            x[: len(over)] = key == MASK
+        final[TEAM_ACTIVE][f, agent] = True
+        for key, x in inner.items():
+            if key == MASK:
+                final[key].view(self.num_envs, num, -1)[f, agent] = x[cut]
+            elif not key.startswith(SHARED):
+                final[key][f, agent] = x[cut]
+        # the agents of an environment that end together have one global state; where it broke, that of the first stands for all
+        first = torch.full((len(over),), len(rows)).scatter_reduce_(0, place[rows[found] // num], found, "amin")
+        some = first < len(rows)
+        for key in self._state:
+            final[key][: len(over)][some] = inner[key][first[some]]
+        self.out.truncated[envs] = final[TEAM_ACTIVE][: len(over)].any(-1)
+        self.out.terminated[envs] = ~self.out.truncated[envs]
 
     def episodes(self) -> list[Episode]:
         """Episodes that ended since the last call. Their returns are means over agents, whatever the team's reward is."""

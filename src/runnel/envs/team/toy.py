@@ -75,53 +75,6 @@ class Whisper:
         return obs, rewards, {agent: agent in over for agent in obs}, dict.fromkeys(obs, False), {agent: {} for agent in obs}
 
 
-class TwoSteps:
-    """The game of two steps that shows what a sum of values cannot say (Rashid et al. 2018, arXiv:1803.11485, sec. 5).
-
-    First `left` chooses, alone, which game of two actions both play: A pays 7 whatever they do, B pays 8 if both take action 1,
-    0 if both take action 0, and 1 if they differ. Both are paid the same. Everybody sees which state it is, and so does
-    `state()`. The best is 8. Who adds up a value for each agent rates B at 6.5 where all actions were tried alike, so takes A.
-    """
-
-    possible_agents = ("left", "right")
-    state_space = spaces.Box(0.0, 1.0, (3,), np.float32)
-    pays = (((7.0, 7.0), (7.0, 7.0)), ((0.0, 1.0), (1.0, 8.0)))
-    """What games A and B pay, by the actions of both."""
-
-    def __init__(self) -> None:
-        self.agents: list[str] = []
-        self._state = 0
-
-    def observation_space(self, agent: str) -> spaces.Space:
-        """Which of the three states it is."""
-        return self.state_space
-
-    def action_space(self, agent: str) -> spaces.Space:
-        """Two actions; in the first state that of `right` does nothing."""
-        return spaces.Discrete(2)
-
-    def state(self) -> NDArray[np.float32]:
-        """What every agent sees."""
-        hot: NDArray[np.float32] = np.eye(3, dtype=np.float32)[self._state]
-        return hot
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[ByAgent, ByAgent]:
-        self.agents, self._state = list(self.possible_agents), 0
-        return self._each(self.state()), self._each({})
-
-    def _each(self, value: Any) -> ByAgent:
-        return dict.fromkeys(self.possible_agents, value)
-
-    def step(self, actions: ByAgent) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
-        over, paid = self._state > 0, 0.0
-        if over:
-            paid = self.pays[self._state - 1][int(actions["left"])][int(actions["right"])]
-            self.agents = []
-        else:
-            self._state = 1 + int(actions["left"])
-        return self._each(self.state()), self._each(paid), self._each(over), self._each(False), self._each({})
-
-
 class Secret:
     """Two agents see one of `num_symbols` symbols each, and are to say it; both get the share of those that are right. Each
     also holds half of a secret, a sign: `luck` times the product of both signs is paid beside.
