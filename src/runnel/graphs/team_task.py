@@ -69,8 +69,6 @@ class TeamTask:
         field = TEAMS if routes is None else ROUTES
         found = with_lengths(team_routes(config.teams, probe.agents) if given is None else given, config.num_steps)
         self.seen = sides_of(found, self.spec, field=field)
-        found = with_lengths(team_routes(config.teams, probe.agents) if given is None else given, config.num_steps)
-        self.seen = sides_of(found, self.spec)
         """The sides, with what their agents see alone: all that an evaluation needs."""
         self.sides: dict[str, Side] = self.seen
         if global_state:
