@@ -29,7 +29,7 @@ class Config(rl.graphs.TeamConfig):
     credit: Literal["critic", "group"] = "critic"
     """What the return of an agent is compared with: what a critic foresees, or the mean of the group of agents that share its
     policy and decide at the same moment (agents/group_ppo.py), for many agents that are paid apart."""
-    ppo: rl.agents.PPOConfig = field(default_factory=lambda: rl.agents.PPOConfig(normalise_obs=True, normalise_reward=True))
+    ppo: rl.agents.PPOConfig = field(default_factory=lambda: rl.agents.PPOConfig(normalise_obs=True))
 
     def settle(self) -> tuple[rl.RunConfig, list[str]]:
         """Stored policies by version and checksum, so that a resumed run uses the same."""
