@@ -15,7 +15,8 @@ demo: install  ## train PPO on CartPole-v1 until it is solved
 demo-llm: $(VENV)/.installed-llm  ## teach a small transformer to write words backwards
 	$(BIN)/runnel train reverse
 
-test: lint types tests  ## linter, type checker and all tests
+test: lint  ## linter, type checker and all tests; the type checker runs beside the tests, since it uses one core alone
+	$(MAKE) --no-print-directory -j2 types tests
 
 tests: install-dev browser
 	@# tests start many processes, and each would compile the package anew where PYTHONDONTWRITEBYTECODE is set

@@ -23,6 +23,7 @@ ENV: dict[str, Any] = {
     "num_envs": 2,
     "num_steps": 8,
     "eval.episodes": 1,
+    "eval.max_steps": 40,
     "vector.backend": "serial",
     "net.hidden": (8,),
     "total_updates": 2,
@@ -88,7 +89,7 @@ BASE: dict[str, dict[str, Any]] = {
     },
     "bc": {
         **{"data": CARTPOLE, "bc.batch_size": 8, "bc.lr": 0.05, "log_every": 1, "total_updates": 4},
-        **{"eval.episodes": 1, "vector.backend": "serial", "net.hidden": (8,)},
+        **{"eval.episodes": 1, "eval.max_steps": 40, "vector.backend": "serial", "net.hidden": (8,)},
     },
 }
 STREAM = {name: value for name, value in ENV.items() if name not in ("num_envs", "num_steps")} | {"total_updates": 12}
@@ -113,7 +114,7 @@ TOLD = {"env": "field_tasks:Told"}
 LEVELS = {**TOLD, "curriculum.kind": "plr", "curriculum.capacity": 4, "curriculum.replay": 0.9, "total_updates": 8}
 PROGRESS = {**TOLD, "curriculum.kind": "alp_gmm", "curriculum.fit_every": 20, "total_updates": 12}
 STARTS = {"curriculum.kind": "states", "curriculum.states": STARTED, "curriculum.until": 1.0}
-VIDEOS = {"record.videos": 1, "eval.every": 1}
+VIDEOS = {"record.videos": 1, "record.max_steps": 8, "eval.every": 1}
 TRIES: dict[str, Try] = {
     "device": Try("cpu:0", seen="wired"),
     "launcher": Try(seen="placed"),
