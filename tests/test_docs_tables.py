@@ -123,7 +123,7 @@ def test_every_metric_of_the_golden_runs_is_documented() -> None:
         "sender/",
         "receiver/",
         "main/",
-    )  # of the team of recipe ippo, and of selfplay: `sender/kl` is `kl` of one policy
+    )  # of teams and of self-play: `sender/kl` is `kl` of one policy
     written = {next((name.removeprefix(m) for m in members if name.startswith(m)), name) for name in written}
     named = ("reward/", "return/", "cost/", "cost_in_batch/", "multiplier/")  # one for each name: `NAME` on the page
     missing = {name for name in written - known if not name.startswith(named)}

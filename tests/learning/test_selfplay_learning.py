@@ -1,4 +1,4 @@
-"""Self-play in rock, paper, scissors: against the last opponent it goes round in circles, against all it finds the equilibrium."""
+"""Self-play in rock, paper, scissors: the last opponent leads round in circles, all of them lead to the equilibrium."""
 
 from __future__ import annotations
 
