@@ -47,6 +47,7 @@ def detail(run: RunView, held: Collection[Lock] | None) -> Row:
         "has": {
             "episodes": is_regular(run.folder.path / "episodes" / "index.jsonl", below=run.folder.path),
             "groups": is_regular(run.folder.path / "groups.jsonl"),
+            "league": is_regular(run.folder.league),
             "samples": run.folder.samples.is_file() and run.folder.samples.stat().st_size > 0,
             "report": is_regular(run.folder.report),
             "live": live_in(run.info)[0],

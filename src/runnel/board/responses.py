@@ -13,6 +13,7 @@ from runnel.board.behaviour import recorded_episodes
 from runnel.board.columns import AXES
 from runnel.board.curves import Aligned, across_seeds, align, clean, plain, smooth
 from runnel.board.detail import detail
+from runnel.board.league import league_view
 from runnel.board.library import Library, RunView
 from runnel.core.config import differences, flat
 from runnel.core.errors import ConfigError
@@ -185,6 +186,11 @@ def compare(library: Library, asked: Query) -> Row:
 def episodes(library: Library, asked: Query) -> Row:
     """The recorded episodes of a run."""
     return recorded_episodes(find(library, asked.get("run")).folder)
+
+
+def league(library: Library, asked: Query) -> Row:
+    """The league of a run of self-play."""
+    return league_view(find(library, asked.get("run")).folder)
 
 
 def study(library: Library, asked: Query) -> Row:

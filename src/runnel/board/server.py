@@ -169,7 +169,10 @@ class Live:
 
 
 Respond = Callable[[Library, responses.Query], Row]
-GET = (responses.runs, responses.run, responses.compare, responses.episodes, responses.groups, responses.study)
+GET = (
+    *(responses.runs, responses.run, responses.compare, responses.episodes),
+    *(responses.groups, responses.league, responses.study),
+)
 """Functions that serve requests with data in the address: /api/runs is served by `runs`."""
 POST = (responses.curves, responses.metrics, responses.configs, responses.order)
 """Functions that serve requests with a JSON body."""

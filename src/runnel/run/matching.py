@@ -18,7 +18,7 @@ from runnel.graphs.team_config import TeamConfig
 from runnel.graphs.team_task import EVAL_ENVS, TeamTask
 from runnel.graphs.user_objects import live_objects, name_objects
 from runnel.run import api
-from runnel.run.players import Named, find_player
+from runnel.run.players import Named, find_player, is_player
 
 
 def match(
@@ -118,7 +118,7 @@ def names_of(players: Sequence[object]) -> list[str]:
 def _text(given: object) -> str:
     if isinstance(given, str | Path):
         return str(given).removeprefix("run:").rstrip("/")
-    return str(getattr(given, "__name__", type(given).__name__))
+    return given.name if is_player(given) else str(getattr(given, "__name__", type(given).__name__))
 
 
 def _agreed(found: Sequence[Named], env: Target | None, kwargs: Mapping[str, Any] | None) -> tuple[Target, Mapping[str, Any]]:

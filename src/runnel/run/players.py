@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -185,10 +186,17 @@ def is_team_run(run: str | Path, *, trust: bool = False) -> bool:
     return "env" in folder.read_config() and isinstance(api.load(run, trust=trust), TeamPolicy)
 
 
+def is_player(given: object) -> TypeGuard[PolicyPlayer | RandomPlayer | OwnPlayer]:
+    """Whether this is a player already."""
+    return isinstance(given, PolicyPlayer | RandomPlayer | OwnPlayer)
+
+
 def find_player(given: object, name: str, *, best: bool = False, greedy: bool = False, trust: bool = False) -> Named:
     """The player that `given` describes: a text, a path, a policy that `rl.load` gave, or a function or class of the user."""
-    if isinstance(given, PolicyPlayer | RandomPlayer | OwnPlayer):
-        return Named(given)
+    if is_player(given):
+        renamed = copy.copy(given)
+        renamed.name = name
+        return Named(renamed)
     if isinstance(given, TeamPolicy):
         return Named(PolicyPlayer(name, _acting(given), greedy=greedy))
     if isinstance(given, EnvPolicy):

@@ -199,6 +199,33 @@ def test_live_settings_are_set_with_the_token_and_others_are_refused(client, run
     assert folder.read_orders(0)[0] == [{"op": "set", "settings": good}]
 
 
+def test_a_league_is_told_and_a_run_without_one_is_refused(client, runs):
+    """Lines and columns of the matrix are members by name; what is damaged is told beside the rest."""
+    main = {"name": "main", "role": "main", "live": True}
+    first = {"name": "main@0", "role": "main", "live": False, "version": 0, "parent": "main", "checksum": "a"}
+    games, seats = {"main": {"main@0": [6, 2, 2, 10]}}, {"main": {"main@0": [[6, 0, 0], [0, 2, 2]]}}
+    line = {"version": 9, "members": [main, first], "games": games, "by_seat": seats, "elo": {"main": 1100.0, "main@0": 1000.0}}
+    (runs / "a" / "league.jsonl").write_text(json.dumps(line) + "\n{half\n")
+    found = client.get("/api/league?run=a").json()
+    assert [m["title"] for m in found["matrices"]] == ["all seats", "seat 0", "seat 1"]
+    assert found["matrices"][0] | {"title": ""} == {
+        "title": "",
+        "rows": ["main"],
+        "columns": ["main", "main@0"],
+        "values": [[None, 0.7]],
+        "games": [[0, 10]],
+    }
+    assert found["matrices"][2]["values"] == [[None, 0.25]]
+    assert found["history"] == {"main": [[9, 1100.0]]}
+    assert found["members"][1]["rating"]["held"]
+    assert any("line 2 is not readable" in text for text in found["warnings"])
+    assert client.get("/api/run?run=a").json()["has"]["league"]
+    assert not client.get("/api/run?run=b").json()["has"]["league"]
+    refused = client.get("/api/league?run=b")
+    assert refused.status_code == 404
+    assert "league.jsonl cannot be read" in refused.json()["error"]
+
+
 def test_damaged_studies_are_named(client, runs):
     (runs / "tuned").mkdir()
     (runs / "tuned" / "study.json").write_text("{")

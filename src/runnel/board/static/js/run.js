@@ -7,8 +7,11 @@ import { Panel } from "./panel.js";
 import { Dataflow } from "./dataflow.js";
 import { Episodes } from "./episodes.js";
 import { Conversations } from "./conversations.js";
+import { League } from "./league.js";
 
-const TABS = [["curves", "Curves"], ["time", "Time"], ["streams", "Streams"], ["episodes", "Episodes"], ["conversations", "Conversations"], ["settings", "Settings"], ["events", "Events"]];
+const TABS = [["curves", "Curves"], ["time", "Time"], ["streams", "Streams"], ["episodes", "Episodes"], ["conversations", "Conversations"], ["settings", "Settings"], ["events", "Events"], ["league", "League"]];
+/** Parts that only some runs have. */
+const RARE = new Set(["league"]);
 
 export class Run {
   constructor(root, id, tab) {
@@ -28,7 +31,9 @@ export class Run {
     this.part?.close?.();
   }
 
-  nth(i) { if (TABS[i]) location.hash = `#/run/${encodeURIComponent(this.id)}/${TABS[i][0]}`; }
+  parts() { return TABS.filter(([key]) => !RARE.has(key) || this.data?.has[key]); }
+
+  nth(i) { if (this.parts()[i]) location.hash = `#/run/${encodeURIComponent(this.id)}/${this.parts()[i][0]}`; }
 
   show(tab) {
     this.tab = tab || "curves";
@@ -53,7 +58,7 @@ export class Run {
     if (!this.data) return;
     this.drawHead();
     this.drawControl();
-    fill(this.tabs, TABS.map(([key, label]) => h("a", { href: `#/run/${encodeURIComponent(this.id)}/${key}`, "aria-current": key === this.tab ? "page" : null }, label)));
+    fill(this.tabs, this.parts().map(([key, label]) => h("a", { href: `#/run/${encodeURIComponent(this.id)}/${key}`, "aria-current": key === this.tab ? "page" : null }, label)));
     if (this.part?.update) { this.part.update(this.data); return; }
     this.part = this.make();
     fill(this.body, this.part.element);
@@ -66,6 +71,7 @@ export class Run {
       case "streams": return new Streams(this.id);
       case "episodes": return new Episodes(this.id);
       case "conversations": return new Conversations(this.id);
+      case "league": return new League(this.id);
       case "settings": return new About();
       case "events": return new Events();
       default: return new Curves(this.id);
