@@ -100,7 +100,10 @@ OWN_UPDATES: dict[str, Settings] = {
     "ppo_lagrangian": {"total_updates": 3},
     "ippo": {"total_updates": 3},
     "mappo": {"total_updates": 3},
-    **{name: {"total_steps": 600, "num_envs": 4, "min_fill": 256, "log_every": 1} for name in ("qmix", "vdn", "independent_q")},
+    **{
+        name: {"total_steps": 600, "num_envs": 4, "min_fill": 256, "log_every": 1}
+        for name in ("qmix", "vdn", "independent_q", "masac")
+    },
     "selfplay": {"total_updates": 3, "pool": {"every": 1}},
     "happo": {"total_updates": 3},
     "nfsp": {"total_updates": 3, "nfsp": {"min_fill": 100, "num_updates": 8, "target_every": 3}},

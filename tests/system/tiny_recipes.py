@@ -20,7 +20,7 @@ TWO_STEPS: dict[str, dict[str, Any]] = {
     "ppo_lagrangian": {"total_updates": 2},
     "ippo": {"total_updates": 2, "teams": ("sender=sender", "receiver=receiver")},
     "mappo": {"total_updates": 2, "teams": ("sender=sender", "receiver=receiver")},
-    **dict.fromkeys(("qmix", "vdn", "independent_q"), MIXED),
+    **dict.fromkeys(("qmix", "vdn", "independent_q", "masac"), MIXED),
     "selfplay": {"total_updates": 2, "num_steps": 16, "pool": {"every": 1}},
     "happo": {"total_updates": 2},
     "nfsp": {"total_updates": 2, "teams": ("sender=sender", "receiver=receiver"), "nfsp": {"min_fill": 50}},

@@ -32,8 +32,9 @@ from runnel.core.spaces import EnvSpec
 from runnel.core.trajectories import SHARED, TEAM_ACTIVE, own_reward
 from runnel.losses.base import Loss
 from runnel.losses.td import huber_td_loss
+from runnel.nets.agent_nets import Sharing
 from runnel.nets.layers import NetConfig
-from runnel.nets.mixing import MonotoneMixer, Sharing, TeamQNet
+from runnel.nets.mixing import MonotoneMixer, TeamQNet
 from runnel.nets.q_nets import followed
 from runnel.ops.distributions import mask_logits
 

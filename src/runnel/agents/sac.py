@@ -30,7 +30,7 @@ from runnel.core.spaces import ActionSpec
 from runnel.core.state import State
 from runnel.losses.actor import ensemble_td_loss, soft_actor_loss, soft_actor_loss_discrete, temperature_loss
 from runnel.losses.base import Loss
-from runnel.nets.continuous import CategoricalActor, QEnsemble, SquashedGaussianActor
+from runnel.nets.continuous import CategoricalActor, QEnsemble, SquashedGaussianActor, TeamGaussianActor
 from runnel.nets.optim import Adam, Target
 from runnel.ops.targets import soft_target, soft_target_discrete
 
@@ -99,7 +99,7 @@ class SACLearner(ReplayState):
     def __init__(
         self,
         config: SACConfig,
-        actor: SquashedGaussianActor | CategoricalActor,
+        actor: SquashedGaussianActor | TeamGaussianActor | CategoricalActor,
         critic: QEnsemble,
         *,
         seed: int,

@@ -26,6 +26,7 @@ KNOWN = {
     "tensor:Ladder": "a ladder as tensors, which is told how high it is (docs/guides/curricula.md)",
     "tensor:Spread": "mpe2's simple_spread_v3 as tensors, thousands of worlds at once; recipes for teams",
     "tensor:ConnectFour": "a board game in turns, with masks; so are TicTacToe, Kuhn and Leduc (poker); recipes for teams",
+    "tensor:Meeting": "two agents with continuous actions that are paid for meeting; recipe masac",
     "tensor:TwoStep": "a team paid by tables; so are MatrixGame, RockPaperScissors, Climbing, Penalty; recipes for teams",
     "runnel.envs.toy:Recall": "remember a cue; needs a recurrent network",
     "runnel.envs.toy:TruncationTrap": "constant reward, truncated only: tests bootstrapping",

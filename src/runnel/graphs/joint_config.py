@@ -27,7 +27,10 @@ class TeamReplayConfig(TeamConfig):
     curriculum: ClassVar[CurriculumConfig] = CurriculumConfig()
     """Teams choose themselves what they play."""
     channels: ClassVar[ChannelsConfig] = ChannelsConfig()
-    accelerator: ClassVar[Accelerator] = Accelerator("off")
+    accelerator: ClassVar[Accelerator] = Accelerator()
+    """No kernel stands in for networks of teams."""
+    recurrent: ClassVar[bool] = True
+    """Whether the recipe's networks may have a memory."""
 
     num_steps: int = bounded(25, at_least=1)
     """Steps of each environment in one segment."""
@@ -48,6 +51,7 @@ class TeamReplayConfig(TeamConfig):
         return {
             **super().unused(),
             **({} if self.replay.prioritised else OF_PRIORITIES),
+            **({} if self.recurrent else dict.fromkeys(("net.core", "net.core_size"), "it learns from single transitions")),
             "staleness.max_concurrent": "update_ratio paces actors and learner",
             "net.shared": "there is no critic beside the networks that act",
             "net.critic_only": "the network that learns is the one that acts",

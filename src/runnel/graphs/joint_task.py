@@ -28,10 +28,10 @@ from runnel.nets.team import TeamPolicy
 TEAM = "team"
 
 
-class SeatedNet(AgentNet, Protocol):
+class AgentsNet(AgentNet, Protocol):
     """A network that acts for a whole team, or for one agent of it."""
 
-    def seat(self, agent: int) -> Acts:
+    def of_agent(self, agent: int) -> Acts:
         """What acts for one agent alone, with the same weights."""
         ...
 
@@ -129,10 +129,10 @@ class JointTask:
 
     def policy(self, make_net: Callable[[], AgentNet]) -> tuple[Policy, Inferencer]:
         """What `rl.load` gives back: it acts for a dict of observations by agent."""
-        net = cast(SeatedNet, make_net())
+        net = cast(AgentsNet, make_net())
         inferencer, spaces, seed = TorchInferencer(net), self.team.spaces, self._config.seed
         policies = {
-            agent: EnvPolicy(net.seat(i), self.agent_spec, flatten=flatten_obs(spaces[agent]), seed=seed)
+            agent: EnvPolicy(net.of_agent(i), self.agent_spec, flatten=flatten_obs(spaces[agent]), seed=seed)
             for i, agent in enumerate(self.agents)
         }
         return TeamPolicy(policies), inferencer

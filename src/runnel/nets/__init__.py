@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         DeterministicActor as DeterministicActor,
         QEnsemble as QEnsemble,
         SquashedGaussianActor as SquashedGaussianActor,
+        TeamGaussianActor as TeamGaussianActor,
         VNet as VNet,
     )
     from runnel.nets.cost_critics import CostCritics as CostCritics

@@ -18,6 +18,8 @@ from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
+from runnel.core.trajectories import TEAM_ACTIVE
+from runnel.nets.agent_nets import AgentNets, OneAgent, Sharing
 from runnel.nets.layers import MLP, NetConfig, NormedMLP, Torso
 from runnel.ops.distributions import UNIFORM_MARGIN, categorical_sample, mask_logits, squashed_gaussian
 
@@ -119,11 +121,63 @@ class SquashedGaussianActor(_Actor):
 
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
         """`action` `[B, *shape]` in the environment's units: the mode, or a sample from the request's noise."""
-        mean, log_std = self.scores(rows).chunk(2, dim=-1)
-        if greedy:
-            return Batch(action=self.box.scale(mean.tanh()))
-        action = torch.addcmul(mean, log_std.clamp(*LOG_STD_BOUNDS).exp(), _normal(rows["noise"])).tanh()
-        return Batch(action=self.box.scale(action.lerp(2.0 * rows["noise"] - 1.0, self.explore)))
+        return Batch(action=self.box.scale(_squashed(self.scores(rows), None if greedy else rows["noise"], self.explore)))
+
+
+class TeamGaussianActor(AgentNets):
+    """SAC's actor for the agents of a team: each draws its own action from what it sees alone, and all of them are one action
+    `[B, A * D]`, whose log-density is the sum over those that decide. The action of one that does not is 0."""
+
+    explore: Tensor
+
+    def __init__(
+        self,
+        env_spec: EnvSpec,
+        agent_spec: EnvSpec,
+        config: NetConfig,
+        *,
+        num_agents: int,
+        share: Sharing = "all",
+        agent_id: bool = True,
+        seed: int,
+    ) -> None:
+        own = ActionBox(agent_spec.action)  # refuses choices, before a network is made
+
+        def make(spec: EnvSpec, seed: int) -> _Net:
+            size = 2 * agent_spec.action.size
+            return _Net(spec, config, obs=spec.obs, extra=0, outputs=size, copies=0, gain=0.01, seed=seed, name="actor")
+
+        super().__init__(env_spec, agent_spec, make, num_agents=num_agents, share=share, agent_id=agent_id, seed=seed)
+        self.box, self._own = ActionBox(env_spec.action), own
+        self.noise_size, self.state_spec = env_spec.action.noise_size, cast(Mapping[str, ArraySpec], {})
+        self.register_buffer("explore", torch.ones(()))
+
+    def scores(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Means and logarithms of deviations, `[B, A, 2 D]`, of leaves `[B, A, *shape]`."""
+        return self.each({key: obs[key] for key in self.keys}, lambda net, rows: cast(_Net, net).scores(rows))
+
+    def sample(self, obs: Mapping[str, Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions in (-1, 1) by normal noise `z` `[B, A * D]`, and their log-densities: `[B, A * D], [B]`."""
+        mean, log_std = self.scores(obs).chunk(2, dim=-1)
+        action, logprob = squashed_gaussian(mean, log_std.clamp(*LOG_STD_BOUNDS), z.view_as(mean))
+        active = obs[TEAM_ACTIVE]
+        return action.masked_fill(~active.unsqueeze(-1), 0.0).flatten(1), logprob.masked_fill(~active, 0.0).sum(-1)
+
+    def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
+        """`action` `[B, A, *shape]` in the environment's units: the modes, or samples from the request's noise."""
+        scores = self.scores(rows)
+        noise = None if greedy else rows["noise"].view(*scores.shape[:2], -1)
+        return Batch(action=self.box.scale(_squashed(scores, noise, self.explore).flatten(1)))
+
+    def of_agent(self, agent: int) -> OneAgent:
+        """What acts for one agent alone."""
+
+        def act(rows: Batch, greedy: bool) -> Batch:
+            net, mine = self.alone(agent, rows)
+            scores = cast(_Net, net).scores(mine)
+            return Batch(action=self._own.scale(_squashed(scores, None if greedy else rows["noise"], self.explore)))
+
+        return OneAgent(self, act, noise_size=self.agent_spec.action.noise_size)
 
 
 class CategoricalActor(_Actor):
@@ -210,6 +264,16 @@ class VNet(_Net):
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Obs leaves `[B, *shape]` -> `[B]`."""
         return self.scores(obs).squeeze(-1)
+
+
+def _squashed(scores: Tensor, noise: Tensor | None, explore: Tensor) -> Tensor:
+    """Actions in (-1, 1) of means and logarithms of deviations `[..., 2 D]`: the modes, or samples from uniform noise, which
+    are uniform where `explore` is 1."""
+    mean, log_std = scores.chunk(2, dim=-1)
+    if noise is None:
+        return mean.tanh()
+    action = torch.addcmul(mean, log_std.clamp(*LOG_STD_BOUNDS).exp(), _normal(noise)).tanh()
+    return action.lerp(2.0 * noise - 1.0, explore)
 
 
 def _normal(noise: Tensor) -> Tensor:

@@ -20,9 +20,7 @@ class Config(rl.graphs.TeamConfig):
     """PPO (agents/ppo.py) for each policy of a team, on `num_actors` x `num_envs` environments, `num_steps` steps of each per
     update."""
 
-    on_resume: ClassVar[rl.core.OnResume] = rl.core.stays(
-        "credit", why="networks have a critic, or none"
-    )
+    on_resume: ClassVar[rl.core.OnResume] = rl.core.stays("credit", why="networks have a critic, or none")
 
     total_steps: int | None = 100_000
     """Budget in steps of the environment; all agents of an environment take a step together."""

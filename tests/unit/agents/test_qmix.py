@@ -198,7 +198,7 @@ def _by_single_steps(learner: QMIXLearner, batch: Batch, b: int, steps: int, end
 
 @pytest.mark.parametrize("share", ["all", "none"])
 @pytest.mark.parametrize("core", ["none", "gru"])
-def test_a_seat_does_what_its_agent_does_in_the_team(core: Any, share: str) -> None:
+def test_an_agent_alone_does_what_it_does_in_the_team(core: Any, share: str) -> None:
     net = made(share=share, net=NetConfig(hidden=(8,), core=core, core_size=3)).net
     generator = torch.Generator().manual_seed(1)
     rows = Batch(obs=torch.randn(6, A, 2, generator=generator), noise=torch.rand(6, 2 * A, generator=generator))
@@ -213,7 +213,7 @@ def test_a_seat_does_what_its_agent_does_in_the_team(core: Any, share: str) -> N
         for i in range(A):
             mine = Batch({key: rows[key][:, i] for key in ("obs", *net.state_spec)})
             mine |= {"noise": rows["noise"].view(6, A, 2)[:, i], "action_mask": mask[:, i]}
-            alone = net.seat(i).act(mine, greedy=greedy)
+            alone = net.of_agent(i).act(mine, greedy=greedy)
             for key, x in alone.items():
                 torch.testing.assert_close(x, whole[key][:, i], rtol=1e-5, atol=1e-6)
         assert bool(mask.gather(-1, whole["action"].unsqueeze(-1)).all())

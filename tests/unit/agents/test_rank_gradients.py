@@ -13,6 +13,8 @@ from made_segments import BOX as WIDE
 from made_segments import COSTLY, SHARING, make_net, make_segment, shared_segment
 from replay_segments import BOX, CHOICE, segment
 from team_transitions import made, transitions
+from test_masac import made as made_actors
+from test_masac import transitions as of_actors
 
 from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.agents.appo import APPOConfig, APPOLearner
@@ -22,6 +24,7 @@ from runnel.agents.ddpg import DDPGConfig, DDPGLearner
 from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
 from runnel.agents.mappo import MAPPOConfig, MAPPOLearner
+from runnel.agents.masac import MASACLearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.ppo_lagrangian import LagrangianConfig, PPOLagrangianLearner
 from runnel.agents.qmix import QMIXLearner
@@ -92,6 +95,13 @@ def vdn(ranks: Collective) -> QMIXLearner:
 def independent_q(ranks: Collective) -> QMIXLearner:
     """Ranks have unequal numbers of agents that decided."""
     return made(ranks=ranks, mixer="none")
+
+
+def masac(ranks: Collective) -> MASACLearner:
+    """The same noise for every row; ranks have unequal numbers of agents that decided."""
+    learner = made_actors(ranks)
+    learner.draw = lambda num_rows: torch.tensor([[0.3, -0.8, 0.1, 0.5, -0.2, 0.9]]).expand(num_rows, -1)  # type: ignore[method-assign]
+    return learner
 
 
 def sac(ranks: Collective) -> SACLearner:
@@ -173,6 +183,7 @@ LEARNERS: dict[str, tuple[Make, Callable[[], list[Segment]]]] = {
     "qmix": (qmix, lambda: [transitions(1, 12)]),
     "vdn": (vdn, lambda: [transitions(1, 12)]),
     "independent_q": (independent_q, lambda: [transitions(1, 12, own_rewards=True)]),
+    "masac": (masac, lambda: [of_actors(1, 12)]),
     "bc": (bc, done),
     "rlpd": (rlpd, lambda: [segment(1, 12, BOX)]),
     "sac": (sac, lambda: [segment(1, 12, BOX)]),

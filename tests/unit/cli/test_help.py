@@ -14,7 +14,7 @@ MOST = dict.fromkeys(RECIPES, 30) | {
     "appo": 32,
     "ppo_lagrangian": 34,
     "mappo": 34,
-    **dict.fromkeys(("qmix", "vdn", "independent_q"), 33),
+    **dict.fromkeys(("qmix", "vdn", "independent_q", "masac"), 33),
     "selfplay": 41,
     "happo": 32,
     "dqn": 34,

@@ -178,3 +178,20 @@ class StatelessCrew(Crew):
     """A crew without a state of its own."""
 
     state_space = None
+
+
+class Rowers(Crew):
+    """A crew whose actions are boxes: agent i is paid for coming near to (i, number of the episode)."""
+
+    def action_space(self, agent: str) -> spaces.Space:
+        return spaces.Box(np.float32(-1.0), np.float32([2.0, 1.0]), (2,), np.float32)
+
+    def _seen(self, agents: Any) -> tuple[Out, Out]:
+        obs, _ = super()._seen(agents)
+        return obs, {agent: {} for agent in agents}
+
+    def step(self, actions: Out) -> tuple[Out, Out, Out, Out, Out]:
+        aims = {a: np.array([i, self._draw]) for i, a in enumerate(self.possible_agents)}
+        paid = {a: -float(np.square(x - aims[a]).sum()) for a, x in actions.items()}
+        obs, _, *rest = super().step(dict.fromkeys(actions, 0))
+        return obs, paid, *rest  # type: ignore[return-value]

@@ -13,6 +13,7 @@ from runnel.envs.device.grid import FourRooms
 from runnel.envs.device.hazard import GoalBeyondHazard
 from runnel.envs.device.ladder import Ladder
 from runnel.envs.device.matrix import Climbing, MatrixGame, Penalty, RockPaperScissors, TwoStep
+from runnel.envs.device.meeting import Meeting
 from runnel.envs.device.mountain_car import MountainCar, MountainCarContinuous
 from runnel.envs.device.pendulum import Pendulum
 from runnel.envs.device.poker import Kuhn, Leduc
@@ -44,6 +45,7 @@ TENSOR_TEAMS: dict[str, type[TensorTeamEnv]] = {
     "Climbing": Climbing,
     "Penalty": Penalty,
     "TwoStep": TwoStep,
+    "Meeting": Meeting,
 }
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "Ladder",
     "Leduc",
     "MatrixGame",
+    "Meeting",
     "MountainCar",
     "MountainCarContinuous",
     "Penalty",

@@ -110,15 +110,17 @@ class _Squashed:
 
 def sac_step(learner: SACLearner) -> Callable[[Batch], Answer]:
     """`SACLearner.step` by hand."""
-    actor, critics = GradientPasses(learner.actor.head), _Critics(learner)
+    net = learner.actor
+    assert isinstance(net, SquashedGaussianActor), "others are refused before (`why_not`)"
+    actor, critics = GradientPasses(net.head), _Critics(learner)
 
     @torch.no_grad()
     def step(batch: Batch) -> Answer:
-        count, obs = len(batch["discount"]), learner.actor.env_spec.obs
+        count, obs = len(batch["discount"]), net.env_spec.obs
         temperature = learner._log_temperature.exp()
         following = {k: batch["next_" + k] for k in obs}
         # the actor at s' and at s in one pass: its weights are the same for both
-        features = learner.actor.torso({k: torch.cat([following[k], batch[k]]) for k in obs})
+        features = net.torso({k: torch.cat([following[k], batch[k]]) for k in obs})
         z = torch.cat([learner.draw(count), learner.draw(count)])
         after, policy = _Squashed.of(actor.forward(features)[0], z).halves()
         target = soft_target(
