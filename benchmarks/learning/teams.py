@@ -83,13 +83,15 @@ TASKS = {
     )
 }
 PLAIN: Row = {"track": (), "progress": False, "checkpoint": {"every": 0}, "eval": {"episodes": 0}}
-ON_POLICY: Row = {
-    "total_steps": 10_000_000,
-    "num_envs": 256,
-    "num_steps": 25,
-    "net": {"hidden": (64, 64), "activation": "tanh"},
-}
-LEARNERS: tuple[Learner, ...] = ()
+STEPS = 10_000_000
+NETS: Row = {"hidden": (64, 64), "activation": "tanh"}
+ON_POLICY: Row = {"total_steps": STEPS, "num_envs": 128, "num_steps": 25, "net": NETS}
+PPO: Row = {"num_epochs": 4, "num_minibatches": 4, "lr": "linear(2e-3, 0)", "max_grad_norm": 0.5, "entropy_coef": 0.01}
+LEARNERS = (
+    Learner("spread", "mappo", "mappo", {**ON_POLICY, "ppo": PPO}, -9.0),
+    Learner("spread", "ippo", "ippo", {**ON_POLICY, "ppo": PPO}, -9.0),
+)
+"""Settings near those of JaxMARL's MAPPO and IPPO on MPE."""
 
 
 def train(learner: Learner, seed: int) -> Row:
