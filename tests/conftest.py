@@ -35,6 +35,8 @@ FIRST = (
     "tests/learning/",
     "tests/test_",
     "tests/contract/",
+    "tests/unit/llm/",
+    "tests/unit/run/",
 )
 """What compiles kernels for all others, then files that take long, so that no core waits at the end for the other one."""
 

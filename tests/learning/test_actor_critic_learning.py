@@ -25,8 +25,9 @@ LATE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("recipe", list(LATE))
 def test_learns_the_way_to_a_goal(recipe: str, tmp_path: Path) -> None:
-    """DictGoal: at least 0.75 within 10,000 steps (the best possible is about 0.9), on 2 of 2 seeds."""
-    task = {"env": "toy_envs:DictGoal", "total_steps": 10_000}
+    """DictGoal: at least 0.75 within 4,000 steps, on 2 of 2 seeds (the best possible is about 0.9; each had 0.88 to 0.91 after
+    2,560)."""
+    task = {"env": "toy_envs:DictGoal", "total_steps": 4_000}
     runs = [rl.train(recipe, seed=seed, out=str(tmp_path), **task, **QUIET, **LATE[recipe]) for seed in (81, 82)]
     found = [run.eval["mean"] for run in runs if run.eval is not None]
     assert min(found) >= 0.75, found

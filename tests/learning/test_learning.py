@@ -29,20 +29,23 @@ def test_ppo_solves_cartpole(tmp_path: Path) -> None:
 
 
 def test_ppo_learns_a_continuous_task(tmp_path: Path) -> None:
-    """PointMass: acting at random scores about -7, the best possible is about -0.3; at least -0.8 on 2 of 2 seeds."""
-    found = scores("ppo", tmp_path, range(21, 23), env="runnel.envs.toy:PointMass", total_steps=20_000, num_steps=32)
+    """PointMass: acting at random scores about -7, the best possible is about -0.3; at least -0.8 within 6,000 steps on 2 of 2
+    seeds (seeds 21 to 23 had -0.49 to -0.4 there)."""
+    found = scores("ppo", tmp_path, range(21, 23), env="runnel.envs.toy:PointMass", total_steps=6_000, num_steps=32)
     assert min(found) >= -0.8, found
 
 
 def test_ppo_learns_with_action_masks(tmp_path: Path) -> None:
-    """MaskedBandit raises on a masked action; the best possible is 0.778, chance is about 0.5."""
-    found = scores("ppo", tmp_path, range(31, 33), env="runnel.envs.toy:MaskedBandit", total_steps=8_000, num_steps=32)
+    """MaskedBandit raises on a masked action; the best possible is 0.778, chance is about 0.5. At least 0.68 within 4,000
+    steps on 2 of 2 seeds (0.76 and more at each evaluation of the first 5,000)."""
+    found = scores("ppo", tmp_path, range(31, 33), env="runnel.envs.toy:MaskedBandit", total_steps=4_000, num_steps=32)
     assert min(found) >= 0.68, found
 
 
 def test_ppo_learns_from_dict_observations(tmp_path: Path) -> None:
-    """DictGoal: at least 0.75 (the best possible is about 0.9)."""
-    found = scores("ppo", tmp_path, range(41, 43), env="toy_envs:DictGoal", total_steps=10_000, num_steps=32)
+    """DictGoal: at least 0.75 within 3,000 steps on 2 of 2 seeds (the best possible is about 0.9; seeds 41 to 43 had 0.88 to
+    0.91 there)."""
+    found = scores("ppo", tmp_path, range(41, 43), env="toy_envs:DictGoal", total_steps=3_000, num_steps=32)
     assert min(found) >= 0.75, found
 
 

@@ -41,7 +41,7 @@ ROLLOUTS: dict[str, dict[str, Any]] = {
     "dr_grpo": {},
     "rloo": {},
     "reinforce": {},
-    "remax": {"num_prompts": 16, "group_size": 3},
+    "remax": {"num_prompts": 16, "group_size": 3, "total_updates": 60},
     "dapo": {},
     "gspo": {"gspo": {"clip_low": 0.05, "clip_high": 0.05}},
     "aipo": {},
@@ -53,8 +53,9 @@ ROLLOUTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("recipe", list(ROLLOUTS))
 def test_a_policy_algorithm_raises_the_reward(recipe: str, tmp_path: Path) -> None:
-    """At least 0.5 on 2 of 3 seeds within 60 updates of 64 completions."""
-    settings = {"num_prompts": 8, "group_size": 8, "total_updates": 60, "learner": LEARNER} | ROLLOUTS[recipe]
+    """At least 0.5 on 2 of 3 seeds within 30 updates of 64 completions; with ReMax, which falls back and comes again, within
+    60. After 20 updates each but ReMax had 1.0 on seeds 1 and 2, and kept it."""
+    settings = {"num_prompts": 8, "group_size": 8, "total_updates": 30, "learner": LEARNER} | ROLLOUTS[recipe]
     found = scores(recipe, tmp_path, good=0.5, **settings)
     assert sum(score >= 0.5 for score in found) == 2, found
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_slices import ON_DATA, SLICES, content, settings
@@ -15,12 +18,24 @@ def train(name: str, out: Path, **extra: object) -> Path:
     return rl.train(recipe, out=str(out), deterministic=True, **tiny).path
 
 
+Once = Callable[[str, str], Path]
+
+
+def late(mode: str) -> dict[str, Any]:
+    return {"staleness": {"mode": mode, **({"max_lag": 2} if mode == "window" else {})}}
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """The run of a slice in this process, by its name and mode: made once for all tests that compare another with it."""
+    return functools.cache(lambda name, mode: train(name, tmp_path_factory.mktemp("once"), **late(mode)))
+
+
 @pytest.mark.parametrize("mode", ["sync", "one_step"])
 @pytest.mark.parametrize("name", [*SLICES, *ON_DATA])
-def test_inproc_and_local_are_bit_identical(name: str, mode: str, tmp_path: Path) -> None:
-    extra = {"staleness": {"mode": mode}}
-    inproc = content(train(name, tmp_path / "inproc", **extra), by_arrival=False)
-    local = content(train(name, tmp_path / "local", launcher="local", **extra), by_arrival=False)
+def test_inproc_and_local_are_bit_identical(name: str, mode: str, once: Once, tmp_path: Path) -> None:
+    inproc = content(once(name, mode), by_arrival=False)
+    local = content(train(name, tmp_path, launcher="local", **late(mode)), by_arrival=False)
     assert inproc[1] == local[1]
     if name == "rlpd":  # a batch of replay may be made before or after the version that is trained meanwhile: shown, not used
         for row in (*inproc[0], *local[0]):
@@ -28,16 +43,15 @@ def test_inproc_and_local_are_bit_identical(name: str, mode: str, tmp_path: Path
     assert inproc[0] == local[0]
 
 
-@pytest.mark.parametrize("name", list(SLICES))
-@pytest.mark.parametrize("mode", ["sync", "window"])
-def test_two_runs_of_one_seed_in_process_are_bit_identical(name: str, mode: str, tmp_path: Path) -> None:
-    mode = mode if name != "dqn" else "one_step"
-    extra = {"staleness": {"mode": mode, **({"max_lag": 2} if mode == "window" else {})}}
-    assert content(train(name, tmp_path / "a", **extra)) == content(train(name, tmp_path / "b", **extra))
+@pytest.mark.parametrize(
+    ("name", "mode"), [("ppo", "sync"), ("ppo", "window"), ("dqn", "one_step"), ("grpo", "sync"), ("grpo", "window")]
+)
+def test_two_runs_of_one_seed_in_process_are_bit_identical(name: str, mode: str, once: Once, tmp_path: Path) -> None:
+    assert content(once(name, mode)) == content(train(name, tmp_path, **late(mode)))
 
 
-def test_another_seed_gives_another_run(tmp_path: Path) -> None:
-    assert content(train("ppo", tmp_path / "a"))[1] != content(train("ppo", tmp_path / "b", seed=4))[1]
+def test_another_seed_gives_another_run(once: Once, tmp_path: Path) -> None:
+    assert content(once("ppo", "sync"))[1] != content(train("ppo", tmp_path, seed=4, **late("sync")))[1]
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
