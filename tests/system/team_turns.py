@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "envs"))
+from team_envs import Leaver as Leaver
 from team_envs import Turns as Turns
 
 

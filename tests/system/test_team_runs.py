@@ -56,6 +56,25 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> rl.Run:
     return train(tmp_path_factory.mktemp("whole"))
 
 
+@pytest.mark.parametrize(
+    ("more", "per_step"),
+    [
+        ({"env": "runnel.envs.team.toy:Secret", "teams": ()}, 2.0),
+        ({"env": "team_turns:Leaver", "teams": ("each",)}, 1.4),
+        ({"net": {"core": "gru", "core_size": 4}, "teams": ("sender=a: 5 steps, burn-in 2", "receiver=b")}, 1.0),
+    ],
+)
+def test_decisions_of_agents_are_counted_beside_steps_of_environments(
+    more: dict[str, Any], per_step: float, tmp_path: Path
+) -> None:
+    """Two agents always decide; one of two leaves after two steps of five; one of two decides at a time, in segments of two
+    lengths."""
+    run = train(tmp_path, **{**more, "ppo": {"num_minibatches": 1}, "total_updates": 2, "eval": {"episodes": 0}})
+    assert [row["metrics"]["agent_steps"] for row in run.rows()] == pytest.approx(
+        [row["steps"] * per_step for row in run.rows()]
+    )
+
+
 def test_a_run_moves_all_policies_and_its_accounts_add_up(whole: rl.Run) -> None:
     assert (whole.status, whole.version, whole.steps) == ("finished", 8, 8 * 4 * 10)
     row = whole.rows()[-1]

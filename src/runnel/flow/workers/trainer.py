@@ -21,6 +21,7 @@ from runnel.core.contracts.tasks import Curriculum, TakesTasks
 from runnel.core.errors import CheckpointError, DataError, NonFiniteError
 from runnel.core.records import Batch, Segment, SegmentView
 from runnel.core.state import State, WorkerEvent
+from runnel.core.trajectories import ACTIVE, own_steps
 from runnel.core.weight_check import pack
 from runnel.core.worker import Worker
 from runnel.flow.params import ChannelSubscriber
@@ -72,6 +73,14 @@ def count_steps(segments: Taken, token_streams: Collection[str]) -> tuple[int, i
     return sum(num.values()) - tokens, tokens
 
 
+def count_decisions(segments: Taken) -> int | None:
+    """The steps of agents that decided, in all segments of teams; None where no segment is of a team."""
+    teams = [s for group in segments.values() for s in group if ACTIVE in s.arrays]
+    # behind the last step of a segment, and in its burn-in, are decisions that another segment has
+    own = [s.arrays[ACTIVE][-own_steps(s.spec) - 1 : -1] for s in teams]
+    return sum(int(active.count_nonzero()) for active in own) if teams else None
+
+
 class TrainerWorker(Worker):
     """Consumes segments of its readers and parameters of other trainers (`loads`), produces parameter versions and frozen
     copies (`frozen`: a publisher for each). A `curriculum` sees every batch; its history is published (`tasks`) beside each
@@ -121,6 +130,8 @@ class TrainerWorker(Worker):
         self.version = 0
         self.steps = 0
         self.tokens = 0
+        self.agent_steps = 0
+        """Decisions of agents, where a step of an environment has several or none; 0 where it has one."""
         self._waiting = ""
         self._batch = Batch()
         """What the learner made of all segments of the batch in progress."""
@@ -275,6 +286,8 @@ class TrainerWorker(Worker):
         self.version += 1
         steps, tokens = count_steps(segments, self._token_streams)
         self.steps, self.tokens = self.steps + steps, self.tokens + tokens
+        decisions = count_decisions(segments)
+        self.agent_steps += decisions or 0
         added = self._take_tasks()
         with self.timer.stage("publish"):
             self._check()
@@ -285,7 +298,8 @@ class TrainerWorker(Worker):
         for reader in self.readers.values():
             reader.advance(self.version)
         lag = {"staleness/mean": sum(lags) / len(lags), "staleness/max": float(max(lags))}
-        own = update.metrics | seen  # a learner that knows the version of each token has more exact values
+        counted = {} if decisions is None else {"agent_steps": float(self.agent_steps)}
+        own = update.metrics | seen | counted  # a learner that knows the version of each token has more exact values
         metrics = own | {name: value for name, value in lag.items() if name not in own}
         self.emit(
             {
@@ -349,7 +363,7 @@ class TrainerWorker(Worker):
         return self._waiting
 
     def snapshot(self) -> State:
-        counts = {"version": self.version, "steps": self.steps, "tokens": self.tokens}
+        counts = {"version": self.version, "steps": self.steps, "tokens": self.tokens, "agent_steps": self.agent_steps}
         parts = [[name, segment.header.sample_id] for name, segment in self._parts]
         state = {"learner": self.learner.state_dict(), **counts, **({"parts": parts} if parts else {})}
         return state if self.curriculum is None else state | {"curriculum": self.curriculum.snapshot()}
@@ -357,6 +371,7 @@ class TrainerWorker(Worker):
     def restore(self, state: State) -> None:
         self.learner.load_state_dict(state["learner"])
         self.version, self.steps, self.tokens = state["version"], state["steps"], state["tokens"]
+        self.agent_steps = state.get("agent_steps", 0)  # checkpoints of older releases have none
         self._arrivals = [a for a in self._arrivals if a["version"] > self.version]  # the curriculum has the others
         if self.curriculum is not None:
             if "curriculum" not in state:
