@@ -20,7 +20,7 @@ KNOWN = {
     "tensor:FourRooms": "a grid world as tensors: find the goal through four rooms",
     "tensor:GoalBeyondHazard": "go round a hazard, whose cost is to stay under a limit",
     "tensor:Ladder": "a ladder as tensors, which is told how high it is (docs/guides/curricula.md)",
-    "tensor:Spread": "mpe2's simple_spread_v3 as tensors, thousands of worlds at once; recipes ippo, mappo",
+    "tensor:Spread": "mpe2's simple_spread_v3 as tensors, thousands at once; so are Tag and Reference; recipes ippo, mappo",
     "tensor:ConnectFour": "a board game in turns, with masks; so are TicTacToe, Kuhn and Leduc (poker); recipes ippo, mappo",
     "tensor:TwoStep": "a team paid by tables; so are MatrixGame, RockPaperScissors, Climbing, Penalty; recipes ippo, mappo",
     "runnel.envs.toy:Recall": "remember a cue; needs a recurrent network",

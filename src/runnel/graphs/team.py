@@ -14,6 +14,7 @@ from runnel.core.routes import Side
 from runnel.core.spaces import EnvSpec
 from runnel.core.trajectories import REWARD, trajectory_stream
 from runnel.flow.workers.trainer import Phase
+from runnel.graphs.compiling import check_compiled
 from runnel.graphs.experiment import PARAMS, Experiment, InferenceStream, TrainerSpec
 from runnel.graphs.on_policy import message_bytes
 from runnel.graphs.team_config import TeamConfig
@@ -54,7 +55,7 @@ def team_graph(
         return TeamLearner(members | {name: make(ranks) for name, make in beside.items()}, reads)
 
     read = {*(side.route.samples[0].stream for side in trained.values()), *beside}
-    return Experiment(
+    experiment = Experiment(
         config=c,
         title=task.name,
         streams=streams,
@@ -64,7 +65,9 @@ def team_graph(
         trainers=(TrainerSpec(learners, (Phase({s.name: s.batch_segments for s in streams if s.name in read}),)),),
         evaluation=task.evaluation(lambda: task.networks(network)),
         policy=lambda: task.policy(lambda: task.networks(network)),
+        accelerator=c.accelerator,
     )
+    return check_compiled(experiment)
 
 
 def _stream(c: TeamConfig, side: Side, sample: SampleRoute, net: AgentNet, *, carried: Sequence[str]) -> StreamSpec:

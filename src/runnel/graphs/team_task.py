@@ -81,7 +81,8 @@ class TeamTask:
         c, sides = self._config.vector, self.seen if acting else self.sides
         given: dict[str, Any] = {"sides": sides, "seed": seed, "index0": index0, "name": self.name}
         if is_tensor_env(self._target):
-            return TensorTeam(make_tensor_team(self._target, kwargs=self._config.env_kwargs), num_envs, **given)
+            env = make_tensor_team(self._target, kwargs=self._config.env_kwargs)
+            return TensorTeam(env, num_envs, every_episode=acting, **given)
         given["restart"] = c.on_error == "restart"
         if c.backend in AUTO:
             return SerialTeam(self.make, num_envs, **given)
