@@ -29,6 +29,8 @@ def rows_that_count(counts: Tensor, *, at_least: int) -> Tensor:
 def single_steps(columns: Mapping[str, Tensor], counts: Tensor, *, at_least: int) -> Batch:
     """A batch of the decisions `[N, ...]` in `columns` `[T, B, ...]`, and of enough rows that do not count, which are zeros."""
     flat = {key: x.flatten(0, 1) for key, x in columns.items()} | {ACTIVE: counts.flatten()}
+    if bool(counts.all()) and counts.numel() >= at_least:
+        return Batch(flat)  # every row is a decision, as in most teams: no copy is needed
     rows = rows_that_count(flat[ACTIVE], at_least=at_least)
     batch = Batch({key: x[rows] for key, x in flat.items()})
     return batch if bool(batch[ACTIVE].all()) else _cleaned(batch, batch[ACTIVE])

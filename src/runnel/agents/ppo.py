@@ -347,6 +347,8 @@ class PPOLearner(LiveConfig):
         """The rows of the batch that count: all, where every row decides at every step."""
         if ACTIVE not in batch:
             return batch
+        if not self.net.state_spec and bool(batch[ACTIVE].all()):
+            return batch
         if not self.net.state_spec:
             return batch.map(lambda x: x[batch[ACTIVE]])
         counts, names = batch[ACTIVE], (*self.net.env_spec.obs, "value", "return")

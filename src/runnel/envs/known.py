@@ -24,7 +24,7 @@ KNOWN = {
     "tensor:FourRooms": "a grid world as tensors: find the goal through four rooms",
     "tensor:GoalBeyondHazard": "go round a hazard, whose cost is to stay under a limit",
     "tensor:Ladder": "a ladder as tensors, which is told how high it is (docs/guides/curricula.md)",
-    "tensor:Spread": "mpe2's simple_spread_v3 as tensors, thousands of worlds at once; recipes for teams",
+    "tensor:Spread": "mpe2's simple_spread_v3 as tensors, thousands at once; so are Tag and Reference; recipes for teams",
     "tensor:ConnectFour": "a board game in turns, with masks; so are TicTacToe, Kuhn and Leduc (poker); recipes for teams",
     "tensor:Meeting": "two agents with continuous actions that are paid for meeting; recipe masac",
     "tensor:TwoStep": "a team paid by tables; so are MatrixGame, RockPaperScissors, Climbing, Penalty; recipes for teams",

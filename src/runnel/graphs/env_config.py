@@ -30,12 +30,12 @@ from runnel.envs.vector.build import same_layout
 from runnel.envs.vector.choose import Choice
 from runnel.envs.vector.config import VectorConfig
 from runnel.envs.vector.host import num_cores
+from runnel.graphs.compiling import about_compiling, check_numba
 from runnel.graphs.run_config import RunConfig
 from runnel.graphs.start_states import open_data
 from runnel.graphs.unused import OF_PRIORITIES, ON_ENVIRONMENTS
 from runnel.graphs.user_objects import resolve_live
 from runnel.kernels.select import Accelerator, Mode
-from runnel.kernels.small.numba.ppo import has_numba
 from runnel.nets.convolutions import is_image
 from runnel.nets.layers import NetConfig
 
@@ -115,7 +115,7 @@ class EnvConfig(RunConfig):
 
     def settle(self) -> tuple[RunConfig, list[str]]:
         """The back end of the environments, where it is open."""
-        told = [*self._about_preparation(), *self._about_compiling(), *self._about_normalising()]
+        told = [*self._about_preparation(), *about_compiling(self.accelerator, self.device), *self._about_normalising()]
         config = self
         if self.curriculum.kind == "states":
             found = open_data(self.curriculum)
@@ -185,13 +185,6 @@ class EnvConfig(RunConfig):
             found |= {f"{group}.normalise_obs": why for group in groups}
         return found
 
-    def _about_compiling(self) -> list[str]:
-        """That a package is missing; what is compiled, or why not, is told by who does it (`kernels/select.py`)."""
-        wanted = self.device == "cpu" and self.accelerator.compiles(torch.device("cpu"))
-        if not wanted or has_numba():
-            return []
-        return ["pip install 'runnel[compiled]' would train small networks several times as fast (Numba is not installed)"]
-
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
@@ -207,8 +200,7 @@ class EnvConfig(RunConfig):
         self._check_states()
         if self.num_envs % self.num_env_groups:
             raise ConfigError("num_env_groups", self.num_env_groups, f"use a divisor of num_envs ({self.num_envs})")
-        if self.compiled == "on" and self.device == "cpu" and not has_numba():
-            raise ConfigError("compiled", "on", "needs Numba: pip install 'runnel[compiled]'; or use auto")
+        check_numba(self.compiled, self.device)
 
     def _check_states(self) -> None:
         if self.curriculum.kind != "states":

@@ -56,6 +56,7 @@ class TeamReplayConfig(TeamConfig):
             "net.shared": "there is no critic beside the networks that act",
             "net.critic_only": "the network that learns is the one that acts",
             "replay.compress_frames": "what teams see is kept as it is",
+            "compiled": "there are no kernels for it",
             "teams": "this recipe learns one team; one network for all agents, or one for each, is a setting of its algorithm",
         }
 

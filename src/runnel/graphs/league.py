@@ -19,6 +19,7 @@ from runnel.core.spaces import EnvSpec
 from runnel.core.trajectories import REWARD, TASK_RETURN, trajectory_stream
 from runnel.eval.league import LeagueEvaluation
 from runnel.flow.workers.trainer import Phase
+from runnel.graphs.compiling import check_compiled
 from runnel.graphs.experiment import EvaluationSpec, Experiment, InferenceStream, TrainerSpec
 from runnel.graphs.on_policy import message_bytes
 from runnel.graphs.team_config import TeamConfig
@@ -63,7 +64,7 @@ def league_graph(
         return LeagueLearner(pool, made, stream=MAIN, seats=seats, **lanes)
 
     stream = _stream(c, side, net, carried=() if return_gamma is None else (REWARD,))
-    return Experiment(
+    experiment = Experiment(
         config=c,
         title=task.name,
         streams=(stream,),
@@ -81,7 +82,9 @@ def league_graph(
         trainers=(TrainerSpec(learners, (Phase({MAIN: stream.batch_segments}),)),),
         evaluation=_evaluation(c, task, pool, together),
         policy=lambda: task.policy(lambda: {MAIN: network(MAIN, side.spec)}),
+        accelerator=c.accelerator,
     )
+    return check_compiled(experiment)
 
 
 def league_task(c: TeamConfig) -> TeamTask:

@@ -8,15 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 
-import torch
-
-from runnel.core.config import refuse_unused
-from runnel.core.contracts.learning import Collective, Learner, SingleProcess
+from runnel.core.contracts.learning import Collective, Learner
 from runnel.core.errors import ConfigError
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.core.trajectories import REWARD, trajectory_stream, weighted_reward
 from runnel.envs.vector.memory import check_memory
 from runnel.flow.workers.trainer import Phase
+from runnel.graphs.compiling import check_compiled
 from runnel.graphs.env_config import EnvConfig
 from runnel.graphs.env_task import EnvTask
 from runnel.graphs.experiment import Experiment, InferenceStream, TrainerSpec
@@ -85,27 +83,6 @@ def on_policy_graph(
         accelerator=c.accelerator,
     )
     return check_compiled(experiment)
-
-
-def check_compiled(experiment: Experiment) -> Experiment:
-    """Refuse kernels that were asked for (`compiled` on) and that do not serve what this run learns with, before anything is
-    made; a device that is not here says so later."""
-    c = experiment.config
-    assert isinstance(c, EnvConfig)
-    here = torch.device(c.device).type == "cpu" or torch.cuda.is_available()
-    if c.compiled == "on" and here:
-        made = experiment.accelerator.learner(experiment.leader.learner(_Ranks(c.placement.trainers)))
-        if not made.on:
-            why = made.text.partition("because ")[2] or f"no kernels are for {type(made.learner).__name__}"
-            refuse_unused(c, {"compiled": f"{why} (docs/evidence/speed.md)"})
-    return experiment
-
-
-class _Ranks(SingleProcess):
-    """The first of `world_size` ranks, for a learner that is only looked at."""
-
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
 
 
 def check_env_memory(c: EnvConfig | TeamReplayConfig, task: EnvTask | JointTask, *, num_segments: int) -> None:

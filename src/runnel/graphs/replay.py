@@ -15,12 +15,13 @@ from runnel.data.sequences import SequenceStore, sequence_stream
 from runnel.flow.staleness import LagRule, ReplayRatioRule
 from runnel.flow.workers.buffer import ReplayBuffer
 from runnel.flow.workers.trainer import Phase
+from runnel.graphs.compiling import check_compiled
 from runnel.graphs.env_config import ReplayEnvConfig
 from runnel.graphs.env_task import EnvTask
 from runnel.graphs.experiment import DiskNeed, Experiment, TrainerSpec, TransformSpec, copies_at_once
 from runnel.graphs.joint_config import TeamReplayConfig
 from runnel.graphs.joint_task import JointTask
-from runnel.graphs.on_policy import check_compiled, check_env_memory, env_inference
+from runnel.graphs.on_policy import check_env_memory, env_inference
 from runnel.nets.inferencer import AgentNet
 
 

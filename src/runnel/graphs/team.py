@@ -17,6 +17,7 @@ from runnel.core.routes import Side
 from runnel.core.spaces import EnvSpec
 from runnel.core.trajectories import REWARD, trajectory_stream
 from runnel.flow.workers.trainer import Phase
+from runnel.graphs.compiling import check_compiled
 from runnel.graphs.experiment import PARAMS, Experiment, InferenceStream, TrainerSpec
 from runnel.graphs.on_policy import message_bytes
 from runnel.graphs.team_config import TeamConfig
@@ -78,7 +79,7 @@ def team_graph(
         return TeamLearner(members | {name: make(ranks) for name, make in beside.items()}, reads)
 
     read = {*(side.route.samples[0].stream for side in trained.values()), *beside}
-    return Experiment(
+    experiment = Experiment(
         config=c,
         title=task.name,
         streams=streams,
@@ -88,7 +89,9 @@ def team_graph(
         trainers=(TrainerSpec(learners, (Phase({s.name: s.batch_segments for s in streams if s.name in read}),)),),
         evaluation=task.evaluation(lambda: task.networks(finished)),
         policy=lambda: task.policy(lambda: task.networks(finished)),
+        accelerator=c.accelerator,
     )
+    return check_compiled(experiment)
 
 
 def _stream(

@@ -7,13 +7,15 @@ from typing import Any, ClassVar
 
 from runnel.core.bounds import bounded
 from runnel.core.errors import ConfigError
-from runnel.core.resuming import OnResume, stays
+from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.spaces import TeamSpec
 from runnel.envs.registry import is_tensor_env
 from runnel.envs.team.named import is_vmas
 from runnel.envs.vector.config import VectorConfig
+from runnel.graphs.compiling import check_numba
 from runnel.graphs.run_config import RunConfig
 from runnel.graphs.unused import ON_ENVIRONMENTS, all_of
+from runnel.kernels.select import Accelerator, Mode
 from runnel.nets.convolutions import is_image
 from runnel.nets.layers import NetConfig
 
@@ -26,7 +28,8 @@ class TeamConfig(RunConfig):
     """`num_actors` actors, each with `num_envs` environments of several agents, `num_steps` steps of each in a segment."""
 
     on_resume: ClassVar[OnResume] = (
-        stays("env", "env_kwargs", why="a run is of one task")
+        may_change("compiled", then="the same networks run by other kernels")
+        | stays("env", "env_kwargs", why="a run is of one task")
         | stays("teams", why="the policies and their parameters are part of the checkpoint")
         | stays("num_envs", "num_steps", "num_env_groups", why="segments and environments of that number are in the checkpoint")
     )
@@ -51,6 +54,10 @@ class TeamConfig(RunConfig):
     """Groups that an actor's environments are split into; while one group waits for the policies, another steps."""
     vector: VectorConfig = field(default_factory=VectorConfig)
     net: NetConfig = field(default_factory=NetConfig)
+    compiled: Mode = "auto"
+    """Whether kernels replace the plain code of the update and of acting (docs/evidence/speed.md). auto: if they serve exactly
+    this learner, and the run is long enough for compiling them (some 20 seconds once on a machine) to save time: 50,000 steps,
+    on the CPU. on: also in short runs; refused if no kernel serves this learner. off: all code runs as it is written."""
 
     def unused(self) -> dict[str, str]:
         """Settings, or groups of them, that this run would not read, and why."""
@@ -86,6 +93,12 @@ class TeamConfig(RunConfig):
             raise ConfigError("vector.backend", self.vector.backend, "teams have serial (which auto is for them) and processes")
         if self.num_envs % self.num_env_groups:
             raise ConfigError("num_env_groups", self.num_env_groups, f"use a divisor of num_envs ({self.num_envs})")
+        check_numba(self.compiled, self.device)
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """What lets kernels stand in for the update and for acting."""
+        return Accelerator(self.compiled, self.total_steps or (self.total_updates or 0) * self.batch_steps)
 
     @property
     def batch_segments(self) -> int:

@@ -87,7 +87,8 @@ class TeamTask:
         c, sides = self._config.vector, self.seen if acting else self.sides
         given: dict[str, Any] = {"sides": sides, "seed": seed, "index0": index0, "name": self.name}
         if is_tensor_env(self._target):
-            return TensorTeam(make_tensor_team(self._target, kwargs=self._config.env_kwargs), num_envs, **given)
+            env = make_tensor_team(self._target, kwargs=self._config.env_kwargs)
+            return TensorTeam(env, num_envs, every_episode=acting, **given)
         if is_vmas(self._target):
             from runnel.envs.team.vmas import VmasTeam
 

@@ -18,13 +18,16 @@ from torch import Tensor
 from runnel.agents.appo import APPOLearner
 from runnel.agents.ddpg import DDPGLearner
 from runnel.agents.dqn import DQNLearner
+from runnel.agents.league import LeagueLearner
 from runnel.agents.ppo import Numbers, PPOLearner
 from runnel.agents.ppo_population import PopulationLearner
 from runnel.agents.rlpd import RLPDLearner
 from runnel.agents.sac import SACLearner
 from runnel.agents.td3 import TD3Learner
+from runnel.agents.team import TeamLearner
 from runnel.core.contracts.learning import Learner
 from runnel.core.records import Batch
+from runnel.core.trajectories import ACTIVE
 from runnel.kernels import stock
 from runnel.kernels.graphs import CudaGraphed
 from runnel.kernels.small import by_hand
@@ -77,18 +80,29 @@ class Accelerator:
 
         `idle_rows`: its streams have rows that do not decide at every step (`core/trajectories.ACTIVE`).
         """
+        if isinstance(learner, TeamLearner | LeagueLearner):
+            return self._members(learner, idle_rows=idle_rows)
         known = next((kind for kind in type(learner).__mro__ if kind in KINDS), None)
         if known is None:
             return Accelerated(learner, False, "")
-        if idle_rows:
-            return _plain(learner, "kernels train on every row, and in these streams not every row decides at every step")
         if self.mode == "off":
             return Accelerated(learner, False, "compiled: off, as you said (--compiled off)")
+        if idle_rows and (known is not PPOLearner or _device(learner).type != "cpu"):
+            return _plain(learner, "kernels train on every row, and in these streams not every row decides at every step")
         if type(learner) is not known:
             whose = "a variant" if type(learner).__module__.startswith("runnel.") else "your own learner"
             reason = f"{type(learner).__name__} is {whose}, and kernels are for {known.__name__} as it stands"
             return self._recorded_anyway(learner, known, reason)
         return KINDS[known].accelerate(self, learner)
+
+    def _members(self, learner: TeamLearner | LeagueLearner, *, idle_rows: bool) -> Accelerated:
+        """Each member by itself."""
+        made = {name: self.learner(member, idle_rows=idle_rows) for name, member in learner.members.items()}
+        learner.members.update({name: member.learner for name, member in made.items()})
+        texts = dict.fromkeys(member.text for member in made.values())
+        if len(texts) > 1:
+            texts = dict.fromkeys(f"{name}: {member.text or 'no kernels'}" for name, member in made.items())
+        return Accelerated(learner, any(member.on for member in made.values()), "; ".join(texts))
 
     def _recorded_anyway(self, learner: Learner, known: type, reason: str) -> Accelerated:
         """A user's own learner. Its update is recorded in a CUDA graph only if the user asks for it (`on`): a graph repeats the
@@ -236,12 +250,18 @@ def _record(learner: Any, known: type) -> None:
 
 
 def _epochs(learner: PPOLearner, kernels: NumbaActorCritic | TritonActorCritic) -> Callable[[Batch], Numbers]:
-    """`PPOLearner.epochs` by kernels, which read the rows of a minibatch by index."""
+    """`PPOLearner.epochs` by kernels, which read the rows of a minibatch by index. A batch with rows that do not count, which
+    is one of very few decisions, is for the plain code."""
+    plain = learner.epochs
 
     def epochs(batch: Batch) -> Numbers:
+        if ACTIVE in batch and not bool(batch[ACTIVE].all()):
+            return plain(batch)
         c, num_rows = learner.config, len(batch["advantage"])
-        orders = learner.shuffle.orders(c.num_epochs, num_rows)
-        numbers = kernels.passes(batch, orders, size=num_rows // c.num_minibatches, optimiser=learner.optimiser, config=c)
+        size = num_rows // c.num_minibatches
+        # minibatches have equal sizes: the few rows that are left of an order wait for the next pass
+        orders = learner.shuffle.orders(c.num_epochs, num_rows)[:, : size * c.num_minibatches]
+        numbers = kernels.passes(batch, orders, size=size, optimiser=learner.optimiser, config=c)
         return dict(zip(numba_ppo.METRICS, numbers.unbind(1), strict=True))
 
     return epochs

@@ -364,7 +364,8 @@ class RunningMeanStd(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`[..., *shape] -> [..., *shape]`, in the type of `x`."""
         scale = (self.var + self.epsilon).rsqrt().to(x.dtype)
-        return ((x - self.mean.to(x.dtype)) * scale).clamp(-self.clip, self.clip)
+        # in place, because memory is what this costs
+        return (x - self.mean.to(x.dtype)).mul_(scale).clamp_(-self.clip, self.clip)
 
     @torch.no_grad()
     def update(self, x: Tensor, collective: Collective) -> None:
@@ -372,7 +373,8 @@ class RunningMeanStd(nn.Module):
         # sums around the old mean: they lose far fewer digits than sums around 0
         shift = x.to(torch.float64) - self.mean
         rows = torch.full_like(self.mean, x.shape[0])
-        num_new, total, square = collective.all_reduce(torch.stack([rows, shift.sum(0), shift.square().sum(0)]))
+        total = shift.sum(0)
+        num_new, total, square = collective.all_reduce(torch.stack([rows, total, shift.square_().sum(0)]))
         # where rows are left out (agents that wait), there may be none: then everything stays as it is
         delta = total / num_new.clamp(min=1.0)
         count = (self.count + num_new).clamp(min=1.0)

@@ -492,9 +492,11 @@ class Ledger:
         return [*self._sinks, self._metrics, self._samples]
 
     def _call(self, callback: Callback | None, row: Row) -> None:
+        if callback is None:
+            return
         policy = self.policy.at if self.policy is not None else no_policy
         try:
-            answer = None if callback is None else callback(Event(row, policy=policy, log=partial(self._log, row)))
+            answer = callback(Event(row, policy=policy, log=partial(self._log, row)))
         except Exception as error:  # keep its type: the caller of `train` may catch it
             error.add_note(f"raised by the callback on_{row['kind']} at version {self.version} ({self.steps:,} steps)")
             raise

@@ -19,8 +19,8 @@ SHARING = EnvSpec({**DISCRETE.obs, "shared/seen": ArraySpec((5,)), "shared/agent
 MASKED = EnvSpec({"obs": ArraySpec((3,))}, ActionSpec("discrete", num_actions=2), has_mask=True)
 
 
-def make_net(spec=DISCRETE, *, seed=0, normalise_obs=False, **net):
-    return ActorCritic(spec, build_body(spec, NetConfig(hidden=(16,), **net), seed=seed), normalise_obs=normalise_obs)
+def make_net(spec=DISCRETE, *, seed=0, normalise_obs=False, hidden=(16,), **net):
+    return ActorCritic(spec, build_body(spec, NetConfig(hidden=hidden, **net), seed=seed), normalise_obs=normalise_obs)
 
 
 def make_segment(seed=0, *, spec=DISCRETE, num_steps=8, num_envs=4, state=None, carried=True):

@@ -13,10 +13,12 @@ from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.agents.appo import APPOConfig, APPOLearner
 from runnel.agents.deciding import rows_that_count
 from runnel.agents.ppo import PPOConfig, PPOLearner
+from runnel.agents.team import TeamLearner
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch, FieldSpec, Segment
 from runnel.core.trajectories import ACTIVE
 from runnel.kernels.select import Accelerator
+from runnel.kernels.small.numba.ppo import has_numba
 
 PLAIN = PPOConfig(num_epochs=1, num_minibatches=1)
 
@@ -115,11 +117,49 @@ def test_others_refuse_rows_in_which_nobody_decides() -> None:
             other.prepare({"a": [one]}, progress=0.0)
 
 
-def test_kernels_step_aside() -> None:
-    accelerator = Accelerator("on", 1_000_000)
-    found = accelerator.learner(learner(), idle_rows=True)
+@pytest.mark.skipif(not has_numba(), reason="needs Numba")
+@pytest.mark.parametrize("waits", [False, True])
+def test_kernels_train_on_decisions_as_the_plain_update_does(waits: bool) -> None:
+    """Each member of a team by kernels, which are told nothing of rows: a batch holds decisions alone. 7 of 96 rows are left
+    of each order where agents wait."""
+    config = PPOConfig(num_epochs=2, num_minibatches=4, normalise_obs=True, normalise_reward=True)
+    segment = make_segment(num_steps=16, num_envs=6)
+    active = torch.ones(segment.arrays["obs"].shape[:2], dtype=torch.bool)
+    if waits:
+        active = some_idle(segment)
+    results, net = [], {"hidden": (16, 16), "normalise_obs": True}
+    for mode in ("off", "on"):
+        team = TeamLearner({"a": learner(config, **net), "b": learner(config, **net)})
+        made = Accelerator(mode).learner(team, idle_rows=True)  # type: ignore[arg-type]
+        assert made.on == (mode == "on")
+        assert made.text.startswith("compiled: numba, PPO of two layers" if made.on else "compiled: off, as you said")
+        for progress in (0.0, 0.5):
+            given = {name: [with_active(segment, active)] for name in "ab"}
+            metrics = team.update(team.prepare(given, progress=progress)).metrics
+        results.append((metrics, {key: x.clone() for key, x in team.params().items()}))
+    for key, value in results[0][0].items():
+        assert results[1][0][key] == pytest.approx(value, abs=1e-4), key
+    for key, x in results[0][1].items():
+        torch.testing.assert_close(results[1][1][key], x, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(not has_numba(), reason="needs Numba")
+def test_kernels_leave_a_batch_with_rows_that_do_not_count_to_the_plain_update() -> None:
+    segment = make_segment()
+    nobody = with_active(segment, torch.zeros(segment.arrays["obs"].shape[:2], dtype=torch.bool))
+    made = (
+        Accelerator("on").learner(learner(PPOConfig(num_epochs=1, num_minibatches=4), hidden=(16, 16)), idle_rows=True).learner
+    )
+    assert isinstance(made, PPOLearner)
+    assert "epochs" in vars(made)
+    before = {k: v.clone() for k, v in made.params().items()}
+    assert made.update(made.prepare({"a": [nobody]}, progress=0.0)).metrics["loss/total"] == 0.0
+    assert all(torch.equal(x, before[k]) for k, x in made.params().items())
+
+
+def test_kernels_that_train_on_every_row_step_aside() -> None:
+    found = Accelerator("on", 1_000_000).learner(APPOLearner(APPOConfig(), make_net(), seed=1), idle_rows=True)
     assert not found.on
     assert found.text == (
         "compiled: off, because kernels train on every row, and in these streams not every row decides at every step"
     )
-    assert "epochs" not in vars(found.learner)

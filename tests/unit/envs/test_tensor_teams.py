@@ -14,7 +14,19 @@ from tensor_worlds import Chase, InTensors, fixed, legal_actions, shown, sides
 import runnel as rl
 from runnel.core.checks import check_tensor_team
 from runnel.core.errors import ConfigError, DataError
-from runnel.envs.device import TENSOR_TEAMS, Kuhn, Leduc, MatrixGame, Spread, TeamView, TensorTeam, TicTacToe, TwoStep
+from runnel.envs.device import (
+    TENSOR_TEAMS,
+    Kuhn,
+    Leduc,
+    MatrixGame,
+    Reference,
+    Spread,
+    Tag,
+    TeamView,
+    TensorTeam,
+    TicTacToe,
+    TwoStep,
+)
 from runnel.envs.registry import SeveralAgentsError, make_env, make_team_env, make_tensor_team, probe_env
 from runnel.envs.team.contract import TeamVector
 from runnel.envs.team.parallel import ParallelEnv
@@ -23,20 +35,29 @@ from runnel.envs.team.serial import SerialTeam
 KINDS = ("cat_.*=cats", "mouse_.*=mice")
 ALONE = ("mouse_0=first", "cat_.*=cats", "mouse_1=second")
 ONE = (".*=shared",)
+HUNT = ("adversary_.*=hunters", "agent_.*=prey")
 
 
-@pytest.mark.parametrize("in_tensors", [False, True])
 @pytest.mark.parametrize(
-    ("make", "teams"),
+    ("make", "teams", "in_tensors"),
     [
-        (Chase, KINDS),
-        (Chase, ALONE),
-        (partial(Chase, known=True), KINDS),
-        (Leduc, ("player_0=first", "player_1=second")),
-        (TicTacToe, ONE),
-        (partial(Spread, N=2, max_cycles=3), ONE),
-        (TwoStep, ONE),
-        (partial(MatrixGame, rounds=2), ONE),
+        *(
+            (make, teams, in_tensors)
+            for in_tensors in (False, True)
+            for make, teams in (
+                (Chase, KINDS),
+                (Chase, ALONE),
+                (partial(Chase, known=True), KINDS),
+                (Leduc, ("player_0=first", "player_1=second")),
+                (TicTacToe, ONE),
+                (partial(Spread, N=2, max_cycles=3), ONE),
+                (TwoStep, ONE),
+                (partial(MatrixGame, rounds=2), ONE),
+            )
+        ),
+        # numpy and torch round these differently
+        (partial(Tag, max_cycles=3), HUNT, False),
+        (partial(Reference, max_cycles=4), ONE, False),
     ],
 )
 def test_plays_row_by_row_what_one_world_after_the_other_plays(
@@ -136,16 +157,17 @@ def test_every_world_passes_its_checks_and_looks_the_same_in_numpy_and_in_tensor
     env = TENSOR_TEAMS[name]()
     assert env.name == f"tensor:{name}"
     assert ParallelEnv(TeamView(env), name).spec() == env.spec
-    vectors = [TensorTeam(world, 16, sides=sides(TENSOR_TEAMS[name], ONE), seed=2) for world in (env, InTensors(env))]
+    mine = sides(TENSOR_TEAMS[name], HUNT if name == "Tag" else ONE)
+    vectors = [TensorTeam(world, 16, sides=mine, seed=2) for world in (env, InTensors(env))]
     rng = np.random.default_rng(0)
     for _ in range(30):
         actions = legal_actions(vectors[0], rng)
         for vector in vectors:
             vector.send(actions)
-        (first,), (second,) = (vector.outs.values() for vector in vectors)
-        assert torch.allclose(first.obs["obs"], second.obs["obs"], atol=2e-5)
-        assert torch.allclose(first.reward, second.reward, atol=2e-5)
-        assert torch.equal(first.terminated | first.truncated, second.terminated | second.truncated)
+        for first, second in zip(*(vector.outs.values() for vector in vectors), strict=True):
+            assert torch.allclose(first.obs["obs"], second.obs["obs"], atol=2e-5)
+            assert torch.allclose(first.reward, second.reward, atol=2e-5)
+            assert torch.equal(first.terminated | first.truncated, second.terminated | second.truncated)
 
 
 # --------------------------------------------------------------------------------------------------------- names and errors
@@ -169,6 +191,8 @@ def test_a_world_is_known_by_its_name_and_sent_to_recipes_for_teams() -> None:
         (lambda: Spread(N=0), "use at least one agent"),
         (lambda: Spread(local_ratio=1.5), "it is a share"),
         (lambda: Spread(max_cycles=0), "at least one step"),
+        (lambda: Tag(num_adversaries=0), "use at least 1"),
+        (lambda: Reference(local_ratio=-0.1), "it is a share"),
         (lambda: MatrixGame([[1.0, 2.0], [3.0, 4.0]]), r"payoffs.*shared=True"),
         (lambda: MatrixGame([[1.0], [3.0, 4.0]]), "it is no table of numbers"),
         (lambda: MatrixGame([[1.0, float("nan")]] * 2, shared=True), "finite numbers"),

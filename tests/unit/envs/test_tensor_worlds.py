@@ -16,8 +16,10 @@ from runnel.envs.device import (
     Leduc,
     MatrixGame,
     Penalty,
+    Reference,
     RockPaperScissors,
     Spread,
+    Tag,
     TicTacToe,
     TwoStep,
 )
@@ -48,7 +50,20 @@ def where(twin: Any) -> tuple[Any, Any]:
 def placed(env: Any, twin: Any) -> dict[str, Any]:
     """The state of `env` in which all is as it is in `twin`."""
     places, speeds = where(twin)
-    return {"bodies": np.concatenate([places.reshape(-1), speeds.reshape(-1)])[None].astype(np.float32)}
+    state = {"bodies": np.concatenate([places.reshape(-1), speeds.reshape(-1)])[None].astype(np.float32)}
+    if isinstance(env, Reference):
+        world = twin.unwrapped.world
+        state["goals"] = np.array([[world.landmarks.index(agent.goal_b) for agent in world.agents]])
+        state["said"] = np.array([[int(agent.state.c.argmax()) if agent.state.c.any() else 10 for agent in world.agents]])
+    return state
+
+
+def seen_in(env: Any, state: dict[str, Any]) -> list[Any]:
+    """What each agent sees in the first world."""
+    found = {}
+    for kind, leaves in zip(env.spec.kinds, env.observe(state), strict=True):
+        found |= dict(zip(kind, leaves["obs"][0], strict=True))
+    return [found[place] for place in range(len(env.spec.agents))]
 
 
 def both_step(
@@ -58,12 +73,12 @@ def both_step(
     agents = twin.possible_agents
     actions = rng.integers(0, num_actions, len(agents))
     obs, rewards, _, truncated, _ = twin.step({agent: int(a) for agent, a in zip(agents, actions, strict=True)})
-    state, reward, over = env.transition(state, [actions[None]])
-    mine = env.observe(state)[0]["obs"][0]
+    state, reward, over = env.transition(state, [actions[None, list(kind)] for kind in env.spec.kinds])
+    mine = seen_in(env, state)
     wrong = max(np.abs(mine[i] - obs[agent]).max() for i, agent in enumerate(agents))
     wrong = max(wrong, *(abs(float(reward[0, i]) - rewards[agent]) for i, agent in enumerate(agents)))
     assert not over.any()
-    assert reward.dtype == mine.dtype == np.float32
+    assert reward.dtype == mine[0].dtype == np.float32
     assert np.abs(env.global_state(state)[0] - twin.state()).max() < 1e-4
     return state, wrong, all(truncated.values())
 
@@ -106,6 +121,81 @@ def test_spread_in_a_crowd_steps_as_mpe2_does() -> None:
             bumps += bool((apart[np.triu_indices(4, 1)] < 0.3).any())
     assert worst < 1e-5
     assert bumps > 150
+
+
+@pytest.mark.parametrize("counts", [(1, 3, 2), (2, 2, 3)])
+def test_tag_steps_as_mpe2_does(counts: tuple[int, int, int]) -> None:
+    """30 episodes that begin in a crowd, at the rim, or as mpe2 draws them, and are set right before every step, because what
+    touches drives rounding apart: measured 3e-6 at most."""
+    from mpe2 import simple_tag_v3
+
+    kwargs = dict(zip(("num_good", "num_adversaries", "num_obstacles"), counts, strict=True))
+    env, twin, rng = Tag(**kwargs), simple_tag_v3.parallel_env(**kwargs), np.random.default_rng(2)
+    assert list(env.spec.agents) == twin.possible_agents
+    num, prey = sum(counts), slice(counts[1], counts[0] + counts[1])
+    worst, caught, outside = 0.0, 0, 0
+    for episode in range(30):
+        twin.reset(seed=episode)
+        put(twin, where(twin)[0] * (0.3, 1.5, 1.0)[episode % 3])
+        cut = False
+        while not cut:
+            state = placed(env, twin)
+            put(twin, state["bodies"][0, : 2 * num].reshape(2, -1), state["bodies"][0, 2 * num :].reshape(2, -1))
+            state, wrong, cut = both_step(env, twin, state, rng, 5)
+            worst, places = max(worst, wrong), where(twin)[0]
+            apart = np.linalg.norm(places[:, : counts[1], None] - places[:, None, prey], axis=0)
+            caught, outside = caught + bool((apart < 0.125).any()), outside + bool((abs(places[:, prey]) > 1.0).any())
+    assert worst < 1e-5
+    assert caught > 20
+    assert outside > 50
+
+
+@pytest.mark.parametrize("local_ratio", [0.5, 0.2])
+def test_reference_plays_whole_episodes_as_mpe2_does(local_ratio: float) -> None:
+    """From the first states of mpe2, 40 episodes without a correction."""
+    from mpe2 import simple_reference_v3
+
+    env, twin = Reference(local_ratio=local_ratio), simple_reference_v3.parallel_env(local_ratio=local_ratio)
+    rng, worst = np.random.default_rng(3), 0.0
+    for episode in range(40):
+        seen, _ = twin.reset(seed=episode)
+        state, cut = placed(env, twin), False
+        assert max(np.abs(mine - seen[a]).max() for mine, a in zip(seen_in(env, state), seen, strict=True)) < 1e-6
+        while not cut:
+            state, wrong, cut = both_step(env, twin, state, rng, 50)
+            worst = max(worst, wrong)
+    assert worst < 1e-5
+
+
+@pytest.mark.parametrize("env", [Tag(), Tag(2, 2, 0), Reference(), Spread()])
+def test_particles_are_the_same_in_tensors(env: Any) -> None:
+    drawn, rng = env.initial(64, torch.Generator().manual_seed(0)), np.random.default_rng(0)
+    states = [in_form(form, drawn) for form in ("numpy", "torch")]
+    for _ in range(10):
+        specs = list(env.spec.agents.values())
+        actions = [rng.integers(0, specs[kind[0]].action.num_actions, (64, len(kind))) for kind in env.spec.kinds]
+        results = [env.transition(states[0], actions), env.transition(states[1], [torch.from_numpy(x) for x in actions])]
+        states = [dict(state) for state, _, _ in results]
+        for mine, other in zip(env.observe(states[0]), env.observe(states[1]), strict=True):
+            np.testing.assert_allclose(mine["obs"], other["obs"].numpy(), atol=2e-4)
+        np.testing.assert_allclose(env.global_state(states[0]), env.global_state(states[1]).numpy(), atol=2e-4)
+        assert env.global_state(states[0]).shape == (64, *env.state_spec.shape)
+        # whether two agents touch may differ by rounding
+        assert (np.abs(results[0][1] - results[1][1].numpy()) < 2e-4).mean() > 0.99
+        assert not results[1][2].any()
+
+
+def test_first_states_of_tag_and_reference() -> None:
+    bodies = Tag().initial(4000, torch.Generator().manual_seed(0))["bodies"]
+    agents, obstacles = bodies[:, :12].view(-1, 2, 6)[..., :4], bodies[:, :12].view(-1, 2, 6)[..., 4:]
+    assert not bodies[:, 12:].any()
+    for found, reach in ((agents, 1.0), (obstacles, 0.9)):
+        assert reach - 0.01 < found.abs().max() <= reach
+        assert found.std() == pytest.approx(reach / 3**0.5, rel=0.02)
+    state = Reference().initial(6000, torch.Generator().manual_seed(0))
+    assert (state["goals"].flatten().bincount() / 12000).tolist() == pytest.approx([1 / 3] * 3, abs=0.02)
+    assert (state["goals"][:, 0] == state["goals"][:, 1]).float().mean().item() == pytest.approx(1 / 3, abs=0.03)
+    assert not Reference().observe(state)[0]["obs"][..., 11:].any()
 
 
 def test_first_states_of_spread_are_uniform() -> None:

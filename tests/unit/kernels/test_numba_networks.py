@@ -148,12 +148,14 @@ def test_a_bad_loss_changes_nothing_and_is_named() -> None:
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_and_actions_are_the_plain_ones(kind: str, activation: str) -> None:
+@pytest.mark.parametrize("num", [64, 2500])
+def test_values_and_actions_are_the_plain_ones(kind: str, activation: str, num: int) -> None:
+    """Few rows act one by one, many in chunks of 1,024."""
     ours, plain = learners(kind, PPOConfig(), activation=activation)
-    rows = make_batch(kind, 64)
+    rows = make_batch(kind, num)
     with torch.no_grad():
         torch.testing.assert_close(ours.value(rows), plain.value(rows), atol=1e-5, rtol=1e-4)
-        noise = torch.rand(64, ours.net.noise_size, generator=torch.Generator().manual_seed(1)).clamp(min=1e-6)
+        noise = torch.rand(num, ours.net.noise_size, generator=torch.Generator().manual_seed(1)).clamp(min=1e-6)
         acts = fast(ours.net)
         assert compiled(acts) == (kind != "leaves"), "environments hand over one plain vector"
         found, expected = (net.act(Batch(rows | {"noise": noise})) for net in (acts, plain.net))
@@ -161,16 +163,17 @@ def test_values_and_actions_are_the_plain_ones(kind: str, activation: str) -> No
     torch.testing.assert_close(found["action"], expected["action"], atol=1e-4, rtol=1e-4)
 
 
-def test_noise_at_its_ends_never_picks_a_masked_action() -> None:
+@pytest.mark.parametrize("num", [8, 200])
+def test_noise_at_its_ends_never_picks_a_masked_action(num: int) -> None:
     ours, _ = learners("masked", PPOConfig())
-    acts, rows = fast(ours.net), make_batch("masked", 8)
+    acts, rows = fast(ours.net), make_batch("masked", num)
     assert compiled(acts)
     rows["action_mask"][:] = torch.tensor([False, True, False])
     for u in (2.0**-25, 0.5, 1.0 - 2.0**-24, 1.0):
         with torch.no_grad():
-            answer = acts.act(Batch(rows | {"noise": torch.full((8, 1), u)}))
-        assert answer["action"].tolist() == [1] * 8
-        assert answer["logprob"].tolist() == pytest.approx([0.0] * 8, abs=1e-6)
+            answer = acts.act(Batch(rows | {"noise": torch.full((num, 1), u)}))
+        assert answer["action"].tolist() == [1] * num
+        assert answer["logprob"].tolist() == pytest.approx([0.0] * num, abs=1e-6)
 
 
 def test_kernels_follow_weights_that_moved() -> None:

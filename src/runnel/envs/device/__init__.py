@@ -17,7 +17,9 @@ from runnel.envs.device.meeting import Meeting
 from runnel.envs.device.mountain_car import MountainCar, MountainCarContinuous
 from runnel.envs.device.pendulum import Pendulum
 from runnel.envs.device.poker import Kuhn, Leduc
+from runnel.envs.device.reference import Reference
 from runnel.envs.device.spread import Spread
+from runnel.envs.device.tag import Tag
 from runnel.envs.device.team import TeamWorld, TensorTeamEnv
 from runnel.envs.device.team_vector import TensorTeam
 from runnel.envs.device.team_view import TeamView
@@ -36,6 +38,8 @@ TENSOR_ENVS: dict[str, type[TensorEnv]] = {
 
 TENSOR_TEAMS: dict[str, type[TensorTeamEnv]] = {
     "Spread": Spread,
+    "Tag": Tag,
+    "Reference": Reference,
     "Kuhn": Kuhn,
     "Leduc": Leduc,
     "TicTacToe": TicTacToe,
@@ -67,8 +71,10 @@ __all__ = [
     "MountainCarContinuous",
     "Penalty",
     "Pendulum",
+    "Reference",
     "RockPaperScissors",
     "Spread",
+    "Tag",
     "TeamView",
     "TeamWorld",
     "TensorEnv",

@@ -35,7 +35,8 @@ _NO_ROWS = np.zeros(0, np.int64)
 class TensorTeam:
     """`num_envs` copies of a `TensorTeamEnv` in CPU memory, whose agents follow `sides`.
 
-    Contract: `envs/team/contract.py`. First states come from one generator, seeded by `seed` and `index0`.
+    Contract: `envs/team/contract.py`. First states come from one generator, seeded by `seed` and `index0`. With `every_episode`
+    no episode is left out of the records of a step, as an evaluation needs it; a run's mean return is of a few.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class TensorTeam:
         seed: int,
         index0: int = 0,
         name: str = "",
+        every_episode: bool = True,
     ) -> None:
         check_tensor_team(env)
         self.name, self.num_envs, self.index0 = name or env.name, num_envs, index0
@@ -68,6 +70,7 @@ class TensorTeam:
         self._trained = [place for policy, side in sides.items() if side.trains for place in self._averages[policy]]
         self._actions = _Actions(env, self._rows, num_envs)
         self._log = NumpyLog(list(sides))
+        self._most_records = max(MAX_RECORDS, min(num_envs, STEP_RECORDS)) if every_episode else MAX_RECORDS
         self._clock, self._next, self._used = 0, 0, 0
         self._state: Leaves = {}
         self._fresh: Leaves = {}
@@ -227,10 +230,9 @@ class TensorTeam:
 
     # ---------------------------------------------------------------------------------------------------------- records
     def episodes(self) -> list[Episode]:
-        """Episodes that ended since the last call; of very many, evenly chosen ones (at least as many as there are worlds,
-        up to 4,096)."""
-        most = max(MAX_RECORDS, min(self.num_envs, STEP_RECORDS))
-        return [replace(e, by_policy=e.channels, channels={}) for e in self._log.take(self.index0, most)]
+        """Episodes that ended since the last call; of very many, evenly chosen ones: 256, or with `every_episode` at least as
+        many as there are worlds, up to 4,096."""
+        return [replace(e, by_policy=e.channels, channels={}) for e in self._log.take(self.index0, self._most_records)]
 
     def faults(self) -> list[Fault]:
         return []

@@ -1,8 +1,8 @@
 """Stand-ins for `act` of a small network: numpy for a few rows, compiled kernels where a run is long enough to pay for them.
 
-A stand-in calls the network's own `act` for all that its kernels do not serve (many rows, a greedy action). Kernels read the
-memory of the parameters, so a stand-in makes them again when the parameters have moved: by loading a version, or by an
-optimiser.
+A stand-in calls the network's own `act` for all that its kernels do not serve (many rows in numpy, a greedy action). Kernels
+read the memory of the parameters, so a stand-in makes them again when the parameters have moved: by loading a version, or by
+an optimiser.
 """
 
 from __future__ import annotations
@@ -174,11 +174,13 @@ class FastPopulation:
         return self._kernels
 
 
-def _unless_greedy(act: Callable[[Batch, Tensor], tuple[Tensor, Tensor] | None]) -> Way:
+def _unless_greedy(act: Callable[[Batch, Tensor], tuple[Tensor, Tensor]]) -> Way:
     """A `Way` from kernels that draw actions from the noise of the request."""
 
     def way(rows: Batch, greedy: bool) -> Batch | None:
-        chosen = None if greedy else act(rows, rows["noise"])
-        return None if chosen is None else Batch(action=chosen[0], logprob=chosen[1])
+        if greedy:
+            return None
+        action, logprob = act(rows, rows["noise"])
+        return Batch(action=action, logprob=logprob)
 
     return way

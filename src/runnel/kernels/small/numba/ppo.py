@@ -35,7 +35,7 @@ from runnel.ops.distributions import UNIFORM_MARGIN, ContinuousHead
 METRICS = ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clip_fraction", "grad_norm")
 """The numbers of an optimiser step that `passes` returns."""
 ACT_ROWS = 128
-"""Up to this number of rows, compiled code (which acts row by row) is faster than torch."""
+"""Up to this number of rows, compiled code that acts row by row is faster than products of matrices."""
 CHUNK = 1024
 """Rows that go through all layers together: their values between layers then stay in the cache."""
 MOST_THREADS = 16
@@ -91,32 +91,38 @@ class NumbaActorCritic:
         self._pool = ThreadPoolExecutor(max_workers=MOST_THREADS, thread_name_prefix="compiled")
         self._rows = tuple(np.empty(n, np.float32) for n in self._sizes[1:4])
 
-    def act(self, obs: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Actions and log-probabilities `[B, *action.shape], [B]`. None for more rows than `ACT_ROWS`: torch is faster then."""
+    def act(self, obs: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions and log-probabilities `[B, *action.shape], [B]`."""
         # imported at first use, here and below: Numba is optional and slow to import
         from runnel.kernels.small.numba import steps as kernels
 
-        if len(noise) > ACT_ROWS:
-            return None
         num, mask = len(noise), obs.get("action_mask")
         if self._gauss:
             noise = torch.special.ndtri(noise.clamp(UNIFORM_MARGIN, 1.0 - UNIFORM_MARGIN))
         action, logprob = np.empty(0 if self._gauss else num, np.int64), np.empty(num, np.float32)
         moves = np.empty((num, self._sizes[3]), np.float32) if self._gauss else _NO_FLOATS
-        kernels.act(
-            self._vector,
-            self._sizes,
-            self._relu,
-            self._features(obs),
-            noise.numpy(),
-            _NO_MASK if mask is None else mask.numpy(),
-            action,
-            moves,
-            logprob,
-            *self._rows,
-        )
+        layers, seen = (self._vector, self._sizes, self._relu), self._features(obs)
+        open_ = _NO_MASK if mask is None else mask.numpy()
+        if num <= ACT_ROWS:
+            kernels.act(*layers, seen, noise.numpy(), open_, action, moves, logprob, *self._rows)
+        else:
+            self._act_in_chunks(layers, seen, noise.numpy(), open_, (action, moves, logprob))
         found = moves.reshape(num, *self._action_shape) if self._gauss else action
         return torch.from_numpy(found), torch.from_numpy(logprob)
+
+    def _act_in_chunks(self, layers: tuple[Any, ...], seen: Array, noise: Array, mask: Array, found: tuple[Array, ...]) -> None:
+        from runnel.kernels.small.numba import steps as kernels
+
+        num, workers = len(seen), self._workers(len(seen))
+
+        def run(worker: int) -> None:
+            rows = slice(worker * num // workers, (worker + 1) * num // workers)
+            # what this network has not is empty
+            parts = [x[rows] if len(x) else x for x in (mask, *found)]
+            kernels.act_in_chunks(*layers, seen[rows], noise[rows], *parts, self._memory(worker, CHUNK))
+
+        with one_blas_thread():
+            self._spread(run, workers)
 
     def row_policy(self) -> RowPolicy:
         """The network for compiled code that calls it row by row."""

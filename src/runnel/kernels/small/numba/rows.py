@@ -15,7 +15,7 @@ from runnel.kernels.jit import njit
 
 LOWEST = np.float32(np.finfo(np.float32).min)
 HALF_LOG_TWO_PI = np.float32(0.5 * math.log(2.0 * math.pi))
-_BELOW_ONE = np.float32(1.0 - 2.0**-24)
+BELOW_ONE = np.float32(1.0 - 2.0**-24)
 _FASTMATH = {"contract", "nsz", "arcp", "reassoc"}
 
 
@@ -107,7 +107,7 @@ def pick(scores, noise):
     total = np.float32(0.0)
     for k in range(scores.shape[0]):  # minus the largest: `exp` of a score alone may overflow
         total += np.exp(scores[k] - top)
-    goal = min(noise, _BELOW_ONE) * total
+    goal = min(noise, BELOW_ONE) * total
     at, reached = 0, np.exp(scores[0] - top)
     while reached <= goal and at < scores.shape[0] - 1:
         at += 1

@@ -13,10 +13,12 @@ import math
 import numpy as np
 
 from runnel.kernels.jit import forget_older
+from runnel.kernels.lm.numba import loop_maths
+from runnel.kernels.lm.numba.loop_maths import exp
 from runnel.kernels.small.numba import rows
-from runnel.kernels.small.numba.rows import HALF_LOG_TWO_PI, LOWEST, jit, pick, score_row, split, tanh
+from runnel.kernels.small.numba.rows import BELOW_ONE, HALF_LOG_TWO_PI, LOWEST, jit, pick, score_row, split, tanh
 
-forget_older(__file__, rows.__file__)
+forget_older(__file__, rows.__file__, loop_maths.__file__)
 
 
 @jit
@@ -71,19 +73,76 @@ def act(vector, sizes, relu, x, noise, mask, action, moves, logprob, h1, h2, sco
     log_std, w1, w2, wa, _, b1, b2, ba, _ = split(vector, sizes)
     for n in range(x.shape[0]):
         score_row(x[n], w1[0], w2[0], wa, b1[0], b2[0], ba, h1, h2, scores, relu)
-        if log_std.shape[0] > 0:
-            found = np.float32(0.0)
-            for k in range(scores.shape[0]):
-                z = noise[n, k]
-                moves[n, k] = scores[k] + np.exp(log_std[k]) * z
-                found -= np.float32(0.5) * z * z + log_std[k] + HALF_LOG_TWO_PI
-            logprob[n] = found
+        _draw(n, log_std, scores, noise, mask, action, moves, logprob)
+
+
+@jit
+def act_in_chunks(vector, sizes, relu, x, noise, mask, action, moves, logprob, memory):
+    """`act` for many rows, by products of as many of them as `memory` has."""
+    log_std, w1, w2, wa, _, b1, b2, ba, _ = split(vector, sizes)
+    size = memory[0].shape[0]
+    for first in range(0, x.shape[0], size):
+        rows = x[first : first + size]
+        h1, h2, scores = memory[1][0][: rows.shape[0]], memory[2][0][: rows.shape[0]], memory[5][: rows.shape[0]]
+        np.dot(rows, w1[0], h1)
+        _activate(h1, b1[0], relu)
+        np.dot(h1, w2[0], h2)
+        _activate(h2, b2[0], relu)
+        np.dot(h2, wa, scores)
+        scores += ba
+        if log_std.shape[0] == 0:
+            _pick_rows(first, scores, memory[7][: rows.shape[0]], noise, mask, action, logprob)
             continue
+        for i in range(rows.shape[0]):
+            _draw(first + i, log_std, scores[i], noise, mask, action, moves, logprob)
+
+
+@jit
+def _pick_rows(first, scores, weights, noise, mask, action, logprob):
+    """`pick` for the rows `[n, A]` from `first` on. All exponentials are one loop, which compiles to vector instructions."""
+    for i in range(scores.shape[0]):
         if mask.shape[0] > 0:
-            for k in range(scores.shape[0]):
-                if not mask[n, k]:
-                    scores[k] = LOWEST
-        action[n], logprob[n] = pick(scores, noise[n, 0])
+            for k in range(scores.shape[1]):
+                if not mask[first + i, k]:
+                    scores[i, k] = LOWEST
+        top = scores[i, 0]
+        for k in range(1, scores.shape[1]):
+            top = max(top, scores[i, k])
+        for k in range(scores.shape[1]):
+            scores[i, k] -= top
+    flat, into = scores.reshape(-1), weights.reshape(-1)
+    for k in range(flat.shape[0]):
+        into[k] = exp(flat[k])
+    for i in range(scores.shape[0]):
+        total = np.float32(0.0)
+        for k in range(scores.shape[1]):
+            total += weights[i, k]
+        goal = min(noise[first + i, 0], BELOW_ONE) * total
+        at, reached = 0, weights[i, 0]
+        while reached <= goal and at < scores.shape[1] - 1:
+            at += 1
+            reached += weights[i, at]
+        while weights[i, at] == np.float32(0.0):  # rounding may lead to the end of the row, where an action may be forbidden
+            at -= 1
+        action[first + i], logprob[first + i] = at, scores[i, at] - np.log(total)
+
+
+@jit
+def _draw(n, log_std, scores, noise, mask, action, moves, logprob):
+    """What row n does by its scores `[A]`, which are written over, and its noise."""
+    if log_std.shape[0] > 0:
+        found = np.float32(0.0)
+        for k in range(scores.shape[0]):
+            z = noise[n, k]
+            moves[n, k] = scores[k] + np.exp(log_std[k]) * z
+            found -= np.float32(0.5) * z * z + log_std[k] + HALF_LOG_TWO_PI
+        logprob[n] = found
+        return
+    if mask.shape[0] > 0:
+        for k in range(scores.shape[0]):
+            if not mask[n, k]:
+                scores[k] = LOWEST
+    action[n], logprob[n] = pick(scores, noise[n, 0])
 
 
 @jit
