@@ -57,9 +57,10 @@ class PoolConfig:
     only as `every` says."""
     latest: float = bounded(0.5, at_least=0, at_most=1)
     """Probability that an opponent is the live policy itself, not a member of the pool."""
-    pick: Literal["uniform", "latest", "pfsp", "even"] = "pfsp"
+    pick: Literal["uniform", "latest", "pfsp", "even", "nash", "risk_averse"] = "pfsp"
     """Which member it is otherwise. uniform: all alike. latest: the newest. pfsp: those that the live policy loses to,
-    (1 - win)^power. even: those of equal strength, win (1 - win)."""
+    (1 - win)^power. even: those of equal strength, win (1 - win). nash, risk_averse: by a meta-solver on the results of members
+    against each other, as in PSRO."""
     power: float = bounded(2.0, at_least=0, finite=True)
     """pfsp: how sharply hard opponents are preferred."""
     floor: float = bounded(0.1, at_least=0, at_most=1)

@@ -23,6 +23,7 @@ from runnel.core.lineups import LINEUP, MEMBER, RANDOM, role_and_version
 from runnel.core.records import Batch
 from runnel.core.spaces import ArraySpec
 from runnel.nets.actor_critic import ActorCritic
+from runnel.nets.stacked import StackedActors
 
 NUMBERS, DRAW, SHARES = "league.numbers", "league.draw", "league.shares"
 """What is published beside the parameters: the member at each place, the probability that a role (row) plays against it, and
@@ -67,6 +68,17 @@ def checksum_of(vectors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
+def stacked(memory: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same views of a memory of K rows, `[K, *shape]` each; names of `memory` begin with `FROZEN`."""
+    found, at = {}, dict.fromkeys(memory, 0)
+    for name in sorted(like):
+        kind, num = FROZEN + str(like[name].dtype).removeprefix("torch."), like[name].numel()
+        rows = memory[kind]
+        found[name] = rows[:, at[kind] : at[kind] + num].view(len(rows), *like[name].shape)
+        at[kind] += num
+    return found
+
+
 class PoolNet:
     """`live` policies by role, and `places` for frozen copies of them, which play environments of `seats` agents.
 
@@ -102,6 +114,7 @@ class PoolNet:
             rows = {key.removeprefix(FROZEN): x[i] for key, x in self._memory.items()}
             net.load_state_dict(unpacked(rows, like), assign=True)
             net.requires_grad_(False)
+        self._stacked = StackedActors(self._first, stacked(self._memory, like)) if StackedActors.fits(self._first) else None
 
     # ------------------------------------------------------------------------------------------------------------ acting
     def act(self, rows: Batch, *, greedy: bool = False) -> Batch:
@@ -162,25 +175,29 @@ class PoolNet:
 
     def _by_place(self, rows: Batch, places: Tensor, *, greedy: bool) -> Batch:
         """The replies of all rows, each by the network at its place."""
-        at = torch.unique(places).tolist()
-        if len(at) == 1:
-            return self._answer(rows, at[0], greedy=greedy)
+        # frozen members of a form that allows it act at once, as if they were one
+        groups = places if self._stacked is None else places.clamp(max=len(self.live))
+        at = torch.unique(groups).tolist()
         found = Batch()
         for place in at:
-            index = (places == place).nonzero().squeeze(1)
-            part = self._answer(rows.map(lambda x, index=index: x[index]), place, greedy=greedy)  # type: ignore[misc]
+            if len(at) == 1:
+                return self._answer(rows, place, places, greedy=greedy)
+            index = (groups == place).nonzero().squeeze(1)
+            part = self._answer(rows.map(lambda x, index=index: x[index]), place, places[index], greedy=greedy)  # type: ignore[misc]
             for key, x in part.items():
                 if key not in found:
                     found[key] = x.new_zeros((len(places), *x.shape[1:]))
                 found[key][index] = x
         return found
 
-    def _answer(self, rows: Batch, place: int, *, greedy: bool) -> Batch:
+    def _answer(self, rows: Batch, place: int, places: Tensor, *, greedy: bool) -> Batch:
         if place < 0:
             return self._at_random(rows)
         num_roles = len(self.live)
         if place < num_roles:
             return list(self.live.values())[place].act(rows, greedy=greedy)
+        if self._stacked is not None:
+            return self._stacked.act(rows, places - num_roles)
         return self._copies[place - num_roles].act(rows)
 
     def _at_random(self, rows: Batch) -> Batch:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runnel.ops.metagame import meta_strategy
+
 WIN, DRAW, LOSS = 0, 1, 2
 """Places of results in counts `[..., 3]`."""
 PRIOR = 1.0
@@ -95,8 +97,30 @@ def _weighted(weights: Tensor, standing: Standing) -> Tensor:
     return (1.0 - standing.floor) * weights / total + standing.floor * even_share
 
 
-PICKS: dict[str, Pick] = {"uniform": uniform, "latest": latest, "pfsp": pfsp, "even": even}
-"""The ways to pick an opponent, by name. A meta-solver is one more: `lambda standing: nash(standing.payoffs)`."""
+def nash(standing: Standing) -> Tensor:
+    """A Nash equilibrium of the game in which a move is a member (`ops/metagame.py`): with it as the opponent, the live policy
+    is the oracle of PSRO (Lanctot et al. 2017, arXiv:1711.00832).
+
+    >>> nash(Standing(torch.full((2,), 0.5), torch.tensor([[0.0, 1.0], [-1.0, 0.0]]))).tolist()
+    [1.0, 0.0]
+    """
+    return _solved("nash", standing)
+
+
+def risk_averse(standing: Standing) -> Tensor:
+    """As `nash`, with a meta-solver that also minds how much results vary from opponent to opponent (`ops/metagame.py`)."""
+    return _solved("risk_averse", standing)
+
+
+def _solved(solver: str, standing: Standing) -> Tensor:
+    return torch.from_numpy(meta_strategy(solver, standing.payoffs.double().numpy()))
+
+
+PICKS: dict[str, Pick] = {
+    **{"uniform": uniform, "latest": latest, "pfsp": pfsp, "even": even},
+    **{"nash": nash, "risk_averse": risk_averse},
+}
+"""The ways to pick an opponent, by name."""
 
 
 def win_rates(counts: Tensor) -> Tensor:

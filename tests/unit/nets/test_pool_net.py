@@ -75,7 +75,9 @@ def test_each_row_gets_what_its_member_alone_would_do(config: dict[str, object])
         inner = asked.map(lambda x, index=index: x[index])
         mine = alone.act(Batch({**inner, "noise": inner["noise"][:, : alone.noise_size]}))
         for key in ("action", "logprob", *alone.state_spec):
-            assert torch.equal(found[key][index], mine[key]), key
+            # frozen perceptrons run as one batched product, which may round otherwise
+            exact = not mine[key].is_floating_point() or config or number in (MAIN, RIVAL)
+            torch.testing.assert_close(found[key][index], mine[key], rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
     assert bool(asked["action_mask"].gather(1, found["action"].unsqueeze(1)).all())
 
 
