@@ -86,6 +86,7 @@ def test_versions_are_those_that_were_asked_for(runs: dict[str, Path]) -> None:
             assert net.state_dict()[key.removeprefix("shared/")].equal(stored)  # type: ignore[attr-defined]
     drawn = rl.match([f"run:{runs['one']}@1", runs["one"], "random"], episodes=3)
     assert drawn.players == ("one@1", "one", "random")
+    assert drawn.versions == {"one@1": 1, "one": 3}
     assert not drawn.warnings()
 
 
@@ -116,7 +117,7 @@ def test_the_command_plays_a_match_and_measures_a_run_alone_as_before(
     assert main(words) == 0
     text = capsys.readouterr().out
     for part in (
-        "one, memory, random; 8 episodes in each seating",
+        "one at version 3, memory at version 3, random; 8 episodes in each seating",
         "Pay-offs",
         "Pairs",
         "Ratings",

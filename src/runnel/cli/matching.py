@@ -28,7 +28,7 @@ from runnel.report.tables import write_csv
 from runnel.run.matching import match
 from runnel.run.players import is_team_run
 
-OF_MATCHES = ("seats", "greedy", "openings", "self_play", "anchor", "openskill", "csv")
+OF_MATCHES = ("seats", "greedy", "openings", "cross_play", "duplicate", "anchor", "openskill", "csv")
 """Flags that only a match has."""
 
 
@@ -38,7 +38,8 @@ def add_match_flags(parser: argparse.ArgumentParser) -> None:
     found.add_argument("--seats", nargs="+", default=[], metavar="PATTERN", help="the agents of each seat (by their names)")
     found.add_argument("--greedy", action="store_true", help="take the most probable action instead of drawing one")
     found.add_argument("--openings", type=int, default=0, metavar="N", help="the first N steps of each episode are random (0)")
-    found.add_argument("--self-play", action="store_true", help="each also plays with itself (only if all get the same)")
+    found.add_argument("--cross-play", action="store_true", help="partners: mean returns count (where all get the same)")
+    found.add_argument("--duplicate", action="store_true", help="a round in all seatings is won (where seats differ)")
     found.add_argument("--anchor", action="append", default=[], metavar="NAME=ELO", help="hold a rating (random at 1000)")
     found.add_argument("--openskill", action="store_true", help="also ratings by openskill")
     found.add_argument("--csv", type=Path, default=None, metavar="FOLDER", help="also write each table there as CSV")
@@ -81,7 +82,8 @@ def play(players: Sequence[str], parsed: argparse.Namespace) -> int:
             kwargs=parsed.env_kwargs,
             greedy=parsed.greedy,
             openings=parsed.openings,
-            self_play=parsed.self_play or None,
+            cross_play=parsed.cross_play or None,
+            duplicate=parsed.duplicate or None,
             best=parsed.best,
             trust=parsed.trust,
             progress=progress,
@@ -97,7 +99,8 @@ def play(players: Sequence[str], parsed: argparse.Namespace) -> int:
     if parsed.json:
         print(json.dumps({**match_data(found, ratings, skills), "warnings": warnings}))
         return 0
-    print(f"{found.env}: {', '.join(found.players)}; {found.episodes} episodes in each seating, seed {found.seed}")
+    who = [f"{name} at version {found.versions[name]:,}" if name in found.versions else name for name in found.players]
+    print(f"{found.env}: {', '.join(who)}; {found.episodes} episodes in each seating, seed {found.seed}")
     show_tables(tables)
     for text in warnings:
         print(f"runnel: warning: {text}", file=sys.stderr)
@@ -134,10 +137,12 @@ def match_data(found: Match, ratings: Ratings | None, skills: Sequence[Skill]) -
     data: dict[str, Any] = {
         "env": found.env,
         "players": list(found.players),
+        "versions": dict(found.versions),
         "seats": {seat: list(agents) for seat, agents in found.seats.items()},
         "episodes": found.episodes,
         "seed": found.seed,
         "cooperative": found.cooperative,
+        "duplicate": found.duplicate,
         "pairs": [
             _pair_data(found, a, b) for i, a in enumerate(found.players) for b in found.players[i:] if found.seatings(a, b)
         ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 
 import numpy as np
@@ -89,7 +89,12 @@ class Match:
     """Episodes of each seating."""
     seed: int
     cooperative: bool
-    """Whether all seats always got the same, also where all moved at random: nobody plays against anybody."""
+    """Whether players are partners: what counts is then the mean return of all agents, whoever plays them."""
+    duplicate: bool = False
+    """Whether a win is that of a whole round (one seed, all seatings): who got more over all its seats has won it. Where seats
+    are of different kinds, such as hunters and their prey, one game says who had the better seat."""
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """The versions of those players that come from runs."""
 
     def seatings(self, player: str, other: str) -> list[Games]:
         """The games of two players: one entry for each way in which they sat. Of a player and itself: its self-play."""
@@ -101,12 +106,18 @@ class Match:
         found = [g for g in found if seat is None or g.players[self._place(seat)] == player]
         if not found:
             raise ConfigError("players", f"{player}, {other}", "these two have not met in that seating")
-        mine, theirs = (np.stack([games.of(who) for games in found]) for who in (player, other))
-        wins, draws, losses = _points(mine, theirs)
+        together = self.duplicate and seating is None and seat is None
+        wins, draws, losses = _points(*self._compared(found, player, other, together=together))
         score = Payoffs.of(("a", "b"), [("a", "b", (wins, draws, losses))]).score("a", "b")
-        by_seed = mine.mean(axis=0)
+        by_seed = np.stack([self._counts(games, player) for games in found]).mean(axis=0)
         mean = Interval(float(by_seed.mean()), *bootstrap_interval(by_seed.tolist()))
         return Encounter(player, other, wins, draws, losses, score, mean)
+
+    @staticmethod
+    def _compared(found: Sequence[Games], player: str, other: str, *, together: bool) -> tuple[Array, Array]:
+        """What two players got in each game, or, `together`, in each round."""
+        mine, theirs = (np.stack([games.of(who) for games in found]) for who in (player, other))
+        return (mine.mean(axis=0), theirs.mean(axis=0)) if together else (mine, theirs)
 
     @property
     def payoffs(self) -> Payoffs:
@@ -120,7 +131,7 @@ class Match:
 
     def mean_returns(self, seat: str | None = None) -> Array:
         """Mean return of the player of each row, with the player of each column in the other seats `[K, K]`: when it sits in
-        `seat`, or over all seatings. NaN where they have not met."""
+        `seat`, or over all seatings. Of partners, that of the whole team. NaN where they have not met."""
         table = np.full((len(self.players),) * 2, np.nan)
         for (i, a), (j, b) in product(enumerate(self.players), repeat=2):
             found = [g for g in self.seatings(a, b) if seat is None or g.players[self._place(seat)] == a]
@@ -129,7 +140,13 @@ class Match:
         return table
 
     def _mean(self, games: Games, player: str, seat: str | None) -> float:
-        return float((games.of(player) if seat is None else games.returns[:, self._place(seat)]).mean())
+        apart = seat is not None and not self.cooperative
+        return float((games.returns[:, self._place(str(seat))] if apart else self._counts(games, player)).mean())
+
+    def _counts(self, games: Games, player: str) -> Array:
+        """The returns by which `player` is judged: its own, or those of all agents. `[episodes]`"""
+        sizes = [len(agents) for agents in self.seats.values()]
+        return np.average(games.returns, axis=1, weights=sizes) if self.cooperative else games.of(player)
 
     def _place(self, seat: str) -> int:
         if seat not in self.seats:
@@ -143,8 +160,7 @@ class Match:
         return float(table[i, i] - others.mean()) if len(others) else float("nan")
 
     def worst(self, player: str) -> Encounter:
-        """The opponent with whom `player` scores least; where nobody plays against anybody, the partner with the lowest
-        return."""
+        """The opponent with whom `player` scores least; of partners, the one with whom the team gets least."""
         met = [self.between(player, other) for other in self.players if other != player and self.seatings(player, other)]
         if not met:
             raise ConfigError("players", player, "met nobody; a worst case needs somebody else")
@@ -153,13 +169,13 @@ class Match:
         return min(met, key=lambda pair: (pair.score.value, pair.mean.value))
 
     def rounds(self) -> list[TeamGame]:
-        """Every episode of two different players as a game of two teams, for `rate_skill`."""
+        """Every game (of a `duplicate` match every round) of two different players as one of two teams, for `rate_skill`."""
         found = []
-        for games in self.games:
-            names = sorted({*games.players})
-            if len(names) == 2:
-                scores = np.stack([games.of(name) for name in names], axis=1)
-                found += [TeamGame(tuple((name,) for name in names), tuple(row)) for row in scores.tolist()]
+        for a, b in combinations(self.players, 2):
+            if games := self.seatings(a, b):
+                mine, theirs = self._compared(games, a, b, together=self.duplicate)
+                results = zip(mine.flatten().tolist(), theirs.flatten().tolist(), strict=True)
+                found += [TeamGame(((a,), (b,)), result) for result in results]
         return found
 
     def warnings(self) -> list[str]:
@@ -263,15 +279,17 @@ def play_match(
     vector: TeamVector,
     rules: Rules,
     *,
-    self_play: bool | None = None,
+    cross_play: bool | None = None,
+    duplicate: bool | None = None,
     progress: Progress | None = None,
 ) -> Match:
     """Let every two of `players` play all their seatings in `vector`, which has a policy for each agent.
 
-    With `self_play` each also plays with itself (None: only where all seats always get the same, for cross-play).
+    With `cross_play` they are partners, and each also plays with itself; None: where all seats always get the same. With
+    `duplicate` rounds count, not games; None: where seats differ in their agents.
     """
     pairs = [(a.name, b.name) for a, b in combinations(players, 2)]
-    alone = [(a.name, a.name) for a in players] if self_play or len(players) == 1 else []
+    alone = [(a.name, a.name) for a in players]
     by_name = {player.name: player for player in players}
     if len(by_name) < len(players):
         raise ConfigError("players", [player.name for player in players], "give each player a name of its own")
@@ -289,13 +307,19 @@ def play_match(
             games.append(_play(made, seats, chosen, rules, make_seed(rules.seed, "match", *sorted(pair))))
         return tuple(games)
 
-    found = play([*pairs, *alone])
-    together = all(map(_pays_alike, found))
-    if together and all(has_bounds(side.spec.action) for side in vector.sides.values()):
-        together = _pays_alike(_at_random(vector, seats, rules))
-    if self_play is None and not alone and together:
-        found = (*found, *play([(a.name, a.name) for a in players]))
-    return Match(env, tuple(by_name), dict(seats), found, rules.episodes, rules.seed, together)
+    found = play([*pairs, *alone] if cross_play else pairs)
+    together = cross_play if cross_play is not None else all(map(_pays_alike, found)) and _is_shared(vector, seats, rules)
+    if together and cross_play is None:
+        found = (*found, *play(alone))
+    rounds = _differ(vector, seats) if duplicate is None else duplicate
+    return Match(env, tuple(by_name), dict(seats), found, rules.episodes, rules.seed, together, rounds)
+
+
+def _differ(vector: TeamVector, seats: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether seats are of different kinds: they have other agents, as far as their number and their spaces tell."""
+    specs = {side.agents[0]: side.spec for side in vector.sides.values()}
+    first, *others = ([specs[agent] for agent in agents] for agents in seats.values())
+    return any(other != first for other in others)
 
 
 def _pays_alike(games: Games) -> bool:
@@ -303,10 +327,13 @@ def _pays_alike(games: Games) -> bool:
     return bool(_is_even(games.returns, games.returns[:, :1]).all())
 
 
-def _at_random(vector: TeamVector, seats: Mapping[str, tuple[str, ...]], rules: Rules) -> Games:
-    """A few episodes of random moves: where two good players always draw, they do not."""
+def _is_shared(vector: TeamVector, seats: Mapping[str, tuple[str, ...]], rules: Rules) -> bool:
+    """Whether all seats get the same also where all move at random: two good players may always draw, and play against each
+    other. Where boxes have no bounds, nothing is drawn, and what was played has to tell."""
+    if not all(has_bounds(side.spec.action) for side in vector.sides.values()):
+        return True
     rules = replace(rules, episodes=RANDOM_EPISODES)
-    return _play(vector, seats, dict.fromkeys(seats, RandomPlayer()), rules, make_seed(rules.seed, "random"))
+    return _pays_alike(_play(vector, seats, dict.fromkeys(seats, RandomPlayer()), rules, make_seed(rules.seed, "random")))
 
 
 def _play(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,7 +85,7 @@ class Payoffs:
     def worst(self, player: str) -> Worst | None:
         """Against whom `player` scores least; None if it has met nobody but itself."""
         i = self.players.index(player)
-        met = [(float(self.scores[i, j]), j) for j in range(len(self.players)) if j != i and self.num_games[i, j]]
+        met = [(x, j) for j, x in enumerate(self.scores[i].tolist()) if j != i and not math.isnan(x)]
         if not met:
             return None
         other = self.players[min(met)[1]]

@@ -31,6 +31,8 @@ POINTS = 400.0 / math.log(10.0)
 NUM_RESAMPLES = 1_000
 WIDE = NormalDist().inv_cdf(0.975)
 """Deviations on both sides of a 95 % interval."""
+CHUNK = 1 << 20
+"""Numbers of tables that are fitted at a time. It limits the memory."""
 MOST_STEPS = 200
 CLOSE = 1e-9
 LONGEST_STEP = 2.0
@@ -89,8 +91,10 @@ def fit_elo(
     _check_met(payoffs, held)
     prior = drawn_before(payoffs, held)
     values = fit(payoffs.points[None], payoffs.num_games, held, prior=prior)[0]
-    draws = fit(_resampled(payoffs, prior, num_resamples, seed), payoffs.num_games, held, prior=prior)
-    half = WIDE * draws.std(axis=0)
+    rng, rows = make_rng(seed, "elo"), max(1, CHUNK // payoffs.counts[..., 0].size)
+    sizes = [min(rows, num_resamples - done) for done in range(0, num_resamples, rows)]
+    draws = [fit(_resampled(payoffs, prior, num, rng), payoffs.num_games, held, prior=prior) for num in sizes]
+    half = WIDE * np.concatenate(draws).std(axis=0)
     games = payoffs.num_games.sum(axis=1) - np.diag(payoffs.num_games)
     ratings = tuple(
         Rating(player, float(values[i]), float(values[i] - half[i]), float(values[i] + half[i]), int(games[i]), i in held)
@@ -168,17 +172,15 @@ def _check_met(payoffs: Payoffs, held: Mapping[int, float]) -> None:
         raise DataError(f"{', '.join(apart)} met nobody of the others, so no common rating exists; let them play")
 
 
-def _resampled(payoffs: Payoffs, prior: float, num: int, seed: int) -> Array:
+def _resampled(payoffs: Payoffs, prior: float, num: int, rng: np.random.Generator) -> Array:
     """Points `[num, K, K]` if the games of each pair were played again, at the rates that were found."""
-    rng, k = make_rng(seed, "elo"), len(payoffs.players)
-    found = np.zeros((num, k, k))
-    for i in range(k):
-        for j in range(i + 1, k):
-            if games := int(payoffs.num_games[i, j]):
-                rates = payoffs.counts[i, j] + np.array([0.0, prior, 0.0])
-                drawn = rng.multinomial(games, rates / rates.sum(), size=num)
-                found[:, i, j] = drawn[:, 0] + 0.5 * drawn[:, 1]
-                found[:, j, i] = games - found[:, i, j]
+    games = np.triu(payoffs.num_games, 1)
+    first, second = np.nonzero(games)
+    counts = payoffs.counts[first, second] + np.array([0.0, prior, 0.0])
+    drawn = rng.multinomial(games[first, second], counts / counts.sum(axis=1, keepdims=True), size=(num, len(first)))
+    found = np.zeros((num, *games.shape))
+    found[:, first, second] = drawn[..., 0] + 0.5 * drawn[..., 1]
+    found[:, second, first] = drawn[..., 2] + 0.5 * drawn[..., 1]
     return found
 
 

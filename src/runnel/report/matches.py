@@ -10,7 +10,7 @@ import numpy as np
 
 from runnel.eval.aggregates import Interval
 from runnel.eval.ratings import Ratings, Skill
-from runnel.report.payoffs import payoff_table, rating_table, square_table, worst_cells
+from runnel.report.payoffs import POINTS, ROUNDS, payoff_table, rating_table, square_table, worst_cells
 from runnel.report.tables import Cell, Table
 
 if TYPE_CHECKING:  # it imports torch, which reports do without
@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # it imports torch, which reports do without
 def match_tables(match: Match, ratings: Ratings | None = None, skills: Sequence[Skill] = ()) -> list[Table]:
     """All tables of a match: pay-offs, pairs by seating, and ratings, or, where all always get the same, cross-play."""
     if match.cooperative:
-        return [*_returns(match), _pairs(match), _cross_play(match)]
-    tables = [payoff_table(match.payoffs), _pairs(match)]
+        return [*_returns(match), _cross_play(match)]
+    tables = [payoff_table(match.payoffs, ROUNDS if match.duplicate else POINTS), _pairs(match)]
     if ratings is not None:
         other, value = worst_cells(match.payoffs)
         tables.append(rating_table(ratings, skills, {"worst against": other, "points there": value}))
@@ -29,7 +29,7 @@ def match_tables(match: Match, ratings: Ratings | None = None, skills: Sequence[
 
 
 def _returns(match: Match) -> list[Table]:
-    note = "Mean return of the row with the column as its partner, all seats together; the diagonal is self-play."
+    note = "Mean return of all agents, the row with the column as its partner, all seats together; the diagonal is self-play."
     tables = [square_table("returns", "Mean return", match.players, match.mean_returns(), note)]
     for seat in match.seats:
         note = f"The row sits in {seat}, the column in all other seats."
@@ -55,7 +55,11 @@ def _pairs(match: Match) -> Table:
         *(f"points as {seat}" for seat in match.seats),
         "mean return",
     ]
-    note = "Points: share of them, with Wilson's 95 % interval. Returns are the player's; their intervals resample episodes."
+    what = "rounds (one seed in all seatings)" if match.duplicate else "games"
+    note = (
+        f"Wins, draws, losses and points are those of {what}; points in a seat are those of games. Points: share of them, with "
+    )
+    note += "Wilson's 95 % interval. Returns are the player's; their intervals resample episodes."
     return Table("pairs", "Pairs", head, rows, note)
 
 

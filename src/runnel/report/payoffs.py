@@ -13,6 +13,7 @@ from runnel.eval.statistics import Array
 from runnel.report.tables import Cell, Table
 
 POINTS = "Share of points of the row against the column, both seats together; a draw is half a win."
+ROUNDS = "Share of rounds (one seed in all seatings) that the row has won against the column; a draw is half a win."
 RATED = "Elo by maximum likelihood over all games, with 95 % intervals of a bootstrap."
 
 
@@ -24,9 +25,9 @@ def square_table(name: str, title: str, players: Sequence[str], values: Array, n
     return Table(name, title, ["", *players], rows, note)
 
 
-def payoff_table(payoffs: Payoffs) -> Table:
+def payoff_table(payoffs: Payoffs, note: str = POINTS) -> Table:
     """Share of points of each player against each other."""
-    return square_table("payoffs", "Pay-offs", payoffs.players, payoffs.scores, POINTS)
+    return square_table("payoffs", "Pay-offs", payoffs.players, payoffs.scores, note)
 
 
 def rating_table(ratings: Ratings, skills: Sequence[Skill] = (), more: Mapping[str, Mapping[str, Cell]] | None = None) -> Table:

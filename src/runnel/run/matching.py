@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -31,7 +32,8 @@ def match(
     kwargs: Mapping[str, Any] | None = None,
     greedy: bool = False,
     openings: int = 0,
-    self_play: bool | None = None,
+    cross_play: bool | None = None,
+    duplicate: bool | None = None,
     max_steps: int = 27_000,
     num_envs: int = 0,
     best: bool = False,
@@ -44,7 +46,9 @@ def match(
     `play(agent, obs, mask, rng)` (as an object, or `module:function`); a mapping gives names. `env` may be left out where all
     runs were trained on one. `seats`: a pattern of agents for each seat; without, see `rl.eval.seats_of`. Policies draw their
     actions as in training; `greedy` takes the most probable ones, and the first `openings` steps of each episode are random.
-    `self_play`: each also with itself (None: if all always get the same). `num_envs` environments step together (0: up to 16).
+    `cross_play`: players are partners, the mean return of all agents counts, and each also plays with itself (None: where all
+    seats always get the same). `duplicate`: a win is that of a round, which is one seed in all seatings (None: where seats
+    differ in their agents). `num_envs` environments step together (0: up to 16).
     """
     for field, value, least in (
         ("episodes", episodes, 1),
@@ -57,8 +61,8 @@ def match(
     if max_steps < 1:
         raise ConfigError("max_steps", max_steps, "use at least 1")
     named = _named(players)
-    if len(named) < (1 if self_play else 2):
-        raise ConfigError("players", list(named), "a match needs two players; one alone plays with self_play")
+    if len(named) < (1 if cross_play else 2):
+        raise ConfigError("players", list(named), "a match needs two players; one alone plays with itself in cross_play")
     found = [find_player(given, name, best=best, greedy=greedy, trust=trust) for name, given in named.items()]
     target, options = _agreed(found, env, kwargs)
     settings, objects = name_objects({"env": target, "env_kwargs": options})
@@ -70,9 +74,11 @@ def match(
         vector = task.vector(width, seed=make_seed(seed, "match"), acting=True)
         try:
             rules = Rules(episodes, seed, max_steps, openings)
-            return play_match(
-                task.name, [one.player for one in found], sat, vector, rules, self_play=self_play, progress=progress
-            )
+            playing = [one.player for one in found]
+            judged = {"cross_play": cross_play, "duplicate": duplicate}
+            played = play_match(task.name, playing, sat, vector, rules, **judged, progress=progress)
+            versions = {one.player.name: one.version for one in found if one.version is not None}
+            return replace(played, versions=versions)
         finally:
             vector.close()
 
@@ -92,7 +98,7 @@ def _named(players: Sequence[object] | Mapping[str, object]) -> dict[str, object
     names = names_of(given)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError("players", twice, "stands twice among the players; give names: {'a': ..., 'b': ...}, or self_play")
+        raise ConfigError("players", twice, "stands twice among the players; give each a name: {'a': ..., 'b': ...}")
     return dict(zip(names, given, strict=True))
 
 

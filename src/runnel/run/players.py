@@ -174,10 +174,11 @@ class OwnPlayer:
 # -------------------------------------------------------------------------------------------------------------- finding
 @dataclass(frozen=True)
 class Named:
-    """A player, and the environment that its run was trained on (None: it comes from no run)."""
+    """A player; of one that comes from a run, the environment that it was trained on, and its version."""
 
     player: MatchPlayer
     task: tuple[Any, Settings] | None = None
+    version: int | None = None
 
 
 def is_team_run(run: str | Path, *, trust: bool = False) -> bool:
@@ -238,9 +239,9 @@ def _of_run(folder: RunFolder, params: ParamSet, name: str, asked: StoredPolicy 
     inferencer.load_params(params)
     task = (config.env, config.env_kwargs)
     if asked is None or not asked.member:
-        return Named(PolicyPlayer(name, _acting(policy), greedy=greedy), task)
+        return Named(PolicyPlayer(name, _acting(policy), greedy=greedy), task, params.version)
     member = _member(policy, inferencer, asked)
-    return Named(PolicyPlayer(name, {}, anywhere=member, greedy=greedy), task)
+    return Named(PolicyPlayer(name, {}, anywhere=member, greedy=greedy), task, params.version)
 
 
 def _acting(policy: TeamPolicy) -> dict[str, Acting]:

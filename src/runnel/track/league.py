@@ -9,7 +9,7 @@ from typing import Any
 
 from runnel.core.errors import ConfigError, DataError
 from runnel.eval.payoffs import Payoffs
-from runnel.eval.ratings import START, Ratings, fit_elo
+from runnel.eval.ratings import NUM_RESAMPLES, START, Ratings, fit_elo
 from runnel.track.files import open_append, replace_file
 from runnel.track.folder import Row, read_rows
 from runnel.track.history import is_number
@@ -54,6 +54,8 @@ class Member:
     """How probable it is that the main policy meets it next; None for who is not in the pool any more."""
 
 
+MANY, FEWER, MOST_RATED = 32, 200, 128
+"""With more members, intervals are of fewer resamples; with even more, no ratings are fitted."""
 MOST_GAMES = 1 << 40
 """More games than that are no result: anybody may have written the file."""
 Result = tuple[int, int, int]
@@ -93,14 +95,14 @@ class League:
 
     def ratings(self) -> Ratings | None:
         """Elo of those, fitted to all their games; the first frozen member keeps the rating that the run gives it. None where
-        nobody has met."""
+        nobody has met, and of more members than can be fitted while somebody waits."""
         payoffs = self.payoffs()
-        if not payoffs.players:
+        if not 0 < len(payoffs.players) <= MOST_RATED:
             return None
         frozen = [m for m in self.present if not m.live and m.name in payoffs.players]
         anchors = {frozen[0].name: START if frozen[0].elo is None else frozen[0].elo} if frozen else {}
         try:
-            return fit_elo(payoffs, anchors=anchors)
+            return fit_elo(payoffs, anchors=anchors, num_resamples=NUM_RESAMPLES if len(payoffs.players) <= MANY else FEWER)
         except DataError:  # two groups that never met
             return None
 

@@ -113,7 +113,7 @@ def test_one_player_is_made_anew_for_each_episode_of_an_agent() -> None:
             born[-1] += 1
             return 0
 
-    rl.match({"own": Counts, "random": "random"}, lambda: Turns(length=4), episodes=3, num_envs=1, self_play=False)
+    rl.match({"own": Counts, "random": "random"}, lambda: Turns(length=4), episodes=3, num_envs=1, cross_play=False)
     assert born == [2] * 6  # three episodes of each seating, in which each agent decides twice
 
 
@@ -134,12 +134,27 @@ def test_who_always_gets_the_same_plays_with_itself_too_and_the_gap_is_told() ->
     assert (match.worst("right").other, match.worst("right").mean.value) == ("wrong", 0.5)
 
 
+def test_where_seats_differ_rounds_are_won_and_not_games() -> None:
+    """Whoever has two agents is paid more for them than the other one for its own, so a game says who had that seat."""
+    unequal = {
+        "better": lambda agent, obs, mask, rng: 7 if agent.startswith("red") else 2,
+        "worse": lambda agent, obs, mask, rng: 6 if agent.startswith("red") else 1,
+    }
+    match = rl.match(unequal, Pays, episodes=10)
+    assert [match.between("better", "worse", seat=seat).score.value for seat in ("red", "blue")] == [1.0, 0.0]
+    pair = match.between("better", "worse")
+    assert (pair.wins, pair.losses) == (10, 0)
+    assert len(match.rounds()) == 10
+    games = rl.match(unequal, Pays, episodes=10, duplicate=False)
+    assert (games.between("better", "worse").wins, games.between("better", "worse").losses) == (10, 10)
+
+
 def test_players_that_only_draw_are_not_taken_for_partners() -> None:
     """In `Pays` two players that say the same always get the same; the game does not."""
     same = {"a": lambda agent, obs, mask, rng: 3, "b": lambda agent, obs, mask, rng: 3}
     match = rl.match(same, Pays, episodes=4)
     assert not match.cooperative
-    assert (match.between("a", "b").draws, match.worst("a").score.value) == (8, 0.5)
+    assert (match.between("a", "b").draws, match.worst("a").score.value) == (4, 0.5)
 
 
 def test_seats() -> None:
@@ -164,6 +179,15 @@ def test_a_team_of_agents_is_one_seat_and_gets_their_mean() -> None:
     assert match.mean_returns("red").tolist() == pytest.approx(np.array([[np.nan, 3.5], [2.0, np.nan]]), nan_ok=True)
     assert match.mean_returns("blue").tolist() == pytest.approx(np.array([[np.nan, 4.0], [2.0, np.nan]]), nan_ok=True)
     assert match.between("own", "two").mean.value == 3.75
+    assert match.duplicate  # two agents against one
+    assert (match.between("own", "two").wins, match.between("own", "two").losses) == (2, 0)  # 3.75 against 2 in both rounds
+    games = rl.match(players, Pays, episodes=2, duplicate=False)
+    assert games.between("own", "two").wins == 4
+    assert not rl.match(players, Pays, episodes=1, seats=("red_0", "red_1", "blue_0")).duplicate
+    team = rl.match(players, Pays, episodes=2, cross_play=True)  # as partners, all three agents count alike
+    assert team.mean_returns() == pytest.approx(np.array([[11 / 3, (9 / 3 + 8 / 3) / 2], [(9 / 3 + 8 / 3) / 2, 2.0]]))
+    assert team.mean_returns("red")[0] == pytest.approx([11 / 3, 9 / 3])
+    assert (team.worst("own").other, team.gap("two")) == ("two", pytest.approx(2.0 - 17 / 6))
     each = rl.match(players, Pays, episodes=2, seats=("red_0", "red_1", "blue_0"))
     assert len(each.games) == 6
     pair = each.between("own", "two", seating=("own", "two", "own"))

@@ -55,7 +55,7 @@ def test_the_fit_is_the_maximum_of_the_likelihood(held: dict[int, float], prior:
 
 def test_a_known_ladder_is_recovered() -> None:
     """40 tournaments of 6 players, 60 games a pair: a 95 % interval should hold 190 of 200 true ratings. Measured on seeds 0 to
-    4: 186 to 191, and no tournament is called a circle. The mean error of a player is at most 12 points (its standard error is
+    4: 187 to 190, and no tournament is called a circle. The mean error of a player is at most 12 points (its standard error is
     5)."""
     rng, inside, circles, errors = np.random.default_rng(0), 0, 0, []
     for _ in range(40):
