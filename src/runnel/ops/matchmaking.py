@@ -8,9 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from runnel.ops.metagame import meta_strategy
 
 WIN, DRAW, LOSS = 0, 1, 2
 """Places of results in counts `[..., 3]`."""
@@ -88,6 +92,35 @@ def even(standing: Standing) -> Tensor:
     return _weighted(wins * (1.0 - wins), standing)
 
 
+def nash(standing: Standing) -> Tensor:
+    """A Nash equilibrium of the pool (`ops/metagame.py`), with `floor` as in `pfsp`: PSRO whose best responses are learned
+    (Lanctot et al. 2017, arXiv:1711.00832).
+
+    >>> rps = torch.tensor([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]])
+    >>> nash(Standing(torch.ones(3), rps, floor=0.0)).mul(3).round().tolist()
+    [1.0, 1.0, 1.0]
+    """
+    return _solved("nash", standing)
+
+
+def risk_averse(standing: Standing) -> Tensor:
+    """An equilibrium of the pool whose players dislike variance (`ops/metagame.risk_averse`), with `floor` as in `pfsp`."""
+    return _solved("risk_averse", standing)
+
+
+def _solved(solver: str, standing: Standing) -> Tensor:
+    payoffs = standing.payoffs.double().cpu().numpy()
+    weights = _solved_once(solver, payoffs.tobytes(), len(payoffs))
+    return _weighted(torch.tensor(weights, dtype=torch.float64), standing)
+
+
+@lru_cache(maxsize=8)
+def _solved_once(solver: str, payoffs: bytes, num: int) -> tuple[float, ...]:
+    """The probabilities of the members. A pick is asked for at each update, and results between members change seldom."""
+    found = meta_strategy(solver, np.frombuffer(payoffs).reshape(num, num))
+    return tuple(found.tolist())
+
+
 def _weighted(weights: Tensor, standing: Standing) -> Tensor:
     even_share, total = uniform(standing), weights.sum()
     if total <= 0.0:  # it beats all of them always: then all are alike
@@ -95,8 +128,15 @@ def _weighted(weights: Tensor, standing: Standing) -> Tensor:
     return (1.0 - standing.floor) * weights / total + standing.floor * even_share
 
 
-PICKS: dict[str, Pick] = {"uniform": uniform, "latest": latest, "pfsp": pfsp, "even": even}
-"""The ways to pick an opponent, by name. A meta-solver is one more: `lambda standing: nash(standing.payoffs)`."""
+PICKS: dict[str, Pick] = {
+    "uniform": uniform,
+    "latest": latest,
+    "pfsp": pfsp,
+    "even": even,
+    "nash": nash,
+    "risk_averse": risk_averse,
+}
+"""The ways to pick an opponent, by name."""
 
 
 def win_rates(counts: Tensor) -> Tensor:
