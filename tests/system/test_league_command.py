@@ -110,3 +110,24 @@ def test_other_runs_and_flags_without_games_are_refused(run: Path, tmp_path: Pat
     ):
         assert main(["league", *words]) == 2
         assert text in capsys.readouterr().err
+
+
+def test_exploitability_is_told_of_the_pool_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mixture of frozen members is that of their strategies, each of which is what was frozen."""
+    pytest.importorskip("pyspiel")
+    settings: dict[str, Any] = {"num_envs": 8, "num_steps": 8, "total_updates": 6, "eval": {"episodes": 0}, "track": ()}
+    pool = {"every": 2, "pick": "nash", "latest": 0.0}
+    path = rl.train("selfplay", env="tensor:Kuhn", pool=pool, out=str(tmp_path), **settings).path
+    policies, shares = rl.run.frozen_policies(path)
+    assert list(policies) == ["main@0", "main@2", "main@4", "main@6"]
+    assert sum(shares.values()) == pytest.approx(1.0)
+    game = rl.games.SmallGame("kuhn_poker")
+    each = [game.strategy(policy) for policy in policies.values()]
+    mixed = game.exploitability(game.mixture(each, list(shares.values())))
+    # the last member was frozen after the last update: it is the policy that the run ended with
+    assert game.exploitability(each[-1]) == pytest.approx(rl.games.exploitability(game, rl.load(path)).value, abs=1e-9)
+    assert game.exploitability(each[0]) != pytest.approx(game.exploitability(each[-1]), abs=1e-4)
+    capsys.readouterr()
+    assert main(["eval", str(path), "--exploitability"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert f"a frozen member as it is picked: exploitability {mixed:.4g} in kuhn_poker" in last

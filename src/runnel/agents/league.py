@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -60,11 +61,11 @@ class PoolConfig:
     pick: Literal["uniform", "latest", "pfsp", "even", "nash", "risk_averse"] = "pfsp"
     """Which member it is otherwise. uniform: all alike. latest: the newest. pfsp: those that the live policy loses to,
     (1 - win)^power. even: those of equal strength, win (1 - win). nash, risk_averse: by a meta-solver on the results of members
-    against each other, as in PSRO."""
+    against each other, as in PSRO (with `latest` 0: with learned best responses)."""
     power: float = bounded(2.0, at_least=0, finite=True)
     """pfsp: how sharply hard opponents are preferred."""
     floor: float = bounded(0.1, at_least=0, at_most=1)
-    """pfsp, even: the share of opponents that are picked uniformly, so that no win rate grows old."""
+    """All but uniform and latest: the share of opponents that are picked uniformly, so that no win rate grows old."""
     window: int = bounded(200, at_least=1)
     """Games against a member, from each seat, over which win rates fade."""
     exploiters: int = bounded(0, at_least=0)
@@ -95,8 +96,8 @@ class PoolConfig:
             found["pick"] = "with latest 1 nobody plays the pool"
         if (self.pick != "pfsp" or self.latest == 1.0) and not self.league_exploiters:
             found["power"] = "is of pfsp; set pick"
-        if (self.pick not in ("pfsp", "even") or self.latest == 1.0) and not self.league_exploiters:
-            found["floor"] = "is of pfsp and even; set pick"
+        if (self.pick in ("uniform", "latest") or self.latest == 1.0) and not self.league_exploiters:
+            found["floor"] = "is of picks that weigh members; set pick"
         if not self.exploiters + self.league_exploiters:
             found |= dict.fromkeys(("exploiter_wins", "exploiter_updates"), "there are no exploiters; set exploiters")
         return {f"{group}.{name}": why for name, why in found.items()}
@@ -106,6 +107,8 @@ class PoolConfig:
         check_bounds(self, "pool.")
         if not self.every and not self.beat:
             raise ConfigError("pool.every", 0, "nobody would ever join the pool; set every, or beat")
+        if self.pick == "nash" and find_spec("scipy") is None:
+            raise ConfigError("pool.pick", self.pick, "needs scipy: pip install 'runnel[games]'; risk_averse does without")
 
 
 class LeagueLearner:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
 from runnel.cli.arguments import add_best, add_trust, add_wrappers, json_object, make_parser
+from runnel.cli.exploiting import exploit
 from runnel.cli.matching import OF_MATCHES, add_match_flags, play, players_in
 from runnel.cli.reading import paths_of
 from runnel.core.errors import ConfigError
 from runnel.core.state import JsonObject, Settings
 from runnel.eval.tally import incomplete
-from runnel.games.small import SmallGame
-from runnel.games.trained import exploitability, game_of
 from runnel.run import api
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import Checkpoints
@@ -60,7 +58,7 @@ def evaluate(args: list[str]) -> int:
     add_match_flags(parser)
     parsed = parser.parse_args(args)
     if parsed.exploitability is not None:
-        return _exploit(parsed)
+        return exploit(parsed)
     parsed.episodes = 100 if parsed.episodes is None else parsed.episodes
     parsed.seed = 0 if parsed.seed is None else parsed.seed
     if parsed.seed < 0:
@@ -85,33 +83,6 @@ def evaluate(args: list[str]) -> int:
             print(json.dumps({"run": str(run), **row}))
         else:
             _tell(run, row, samples, named=len(runs) > 1)
-    return 0
-
-
-def _exploit(parsed: argparse.Namespace) -> int:
-    """Solve a small game against runs: each alone, and all of them as a mixture."""
-    for name in ("episodes", "seed", "samples", "pass_k", "env", "env_kwargs", "env_wrapper", *OF_MATCHES):
-        if getattr(parsed, name) not in ([], 0, False, None):
-            fix = "exploitability plays no episodes: every information state is asked once; leave this out"
-            raise ConfigError(name, getattr(parsed, name), fix)
-    runs = paths_of(parsed.runs)
-    config = RunFolder.open(runs[0]).read_config()
-    given, env, kwargs = parsed.exploitability, str(config.get("env", "")), config.get("env_kwargs")
-    game = SmallGame(given) if given else game_of(env, kwargs)
-    policies = {str(run): api.load(run, best=parsed.best, trust=parsed.trust) for run in runs}
-    found = {run: exploitability(game, policy) for run, policy in policies.items()}
-    if len(runs) > 1:
-        found["mixture"] = exploitability(game, *policies.values())
-    for name, solved in found.items():
-        if parsed.json:
-            print(json.dumps({"run": name, "game": str(game.game), **asdict(solved)}))
-            continue
-        who = f"mixture of the {len(runs)} runs, one drawn before each game: " if name not in policies else f"{name}: "
-        first, second = solved.gains
-        print(
-            f"{who if len(runs) > 1 else ''}exploitability {solved.value:.4g} in {game.game}: a perfect player gains "
-            f"{first:.4g} in the first seat and {second:.4g} in the second; against itself the first has {solved.values[0]:.4g}"
-        )
     return 0
 
 

@@ -75,6 +75,10 @@ class EnvPolicy:
             found: np.ndarray = net.probabilities(rows).numpy()
         return found if batched else found[0]
 
+    def with_net(self, net: Acts) -> EnvPolicy:
+        """The same for another network that sees and does the same."""
+        return EnvPolicy(net, self.env_spec, flatten=self._flatten)
+
     def _asked(self, obs: Obs, action_mask: Obs) -> tuple[Batch, bool]:
         """The rows of a request, and whether they are a batch."""
         leaves = self._flatten(obs)

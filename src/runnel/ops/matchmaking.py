@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,30 +92,40 @@ def even(standing: Standing) -> Tensor:
     return _weighted(wins * (1.0 - wins), standing)
 
 
-def _weighted(weights: Tensor, standing: Standing) -> Tensor:
-    even_share, total = uniform(standing), weights.sum()
-    if total <= 0.0:  # it beats all of them always: then all are alike
-        return even_share
-    return (1.0 - standing.floor) * weights / total + standing.floor * even_share
-
-
 def nash(standing: Standing) -> Tensor:
-    """A Nash equilibrium of the game in which a move is a member (`ops/metagame.py`): with it as the opponent, the live policy
-    is the oracle of PSRO (Lanctot et al. 2017, arXiv:1711.00832).
+    """A Nash equilibrium of the pool (`ops/metagame.py`), with `floor` as in `pfsp`: PSRO whose best responses are learned
+    (Lanctot et al. 2017, arXiv:1711.00832).
 
-    >>> nash(Standing(torch.full((2,), 0.5), torch.tensor([[0.0, 1.0], [-1.0, 0.0]]))).tolist()
-    [1.0, 0.0]
+    >>> rps = torch.tensor([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]])
+    >>> nash(Standing(torch.ones(3), rps, floor=0.0)).mul(3).round().tolist()
+    [1.0, 1.0, 1.0]
     """
     return _solved("nash", standing)
 
 
 def risk_averse(standing: Standing) -> Tensor:
-    """As `nash`, with a meta-solver that also minds how much results vary from opponent to opponent (`ops/metagame.py`)."""
+    """An equilibrium of the pool whose players dislike variance (`ops/metagame.risk_averse`), with `floor` as in `pfsp`."""
     return _solved("risk_averse", standing)
 
 
 def _solved(solver: str, standing: Standing) -> Tensor:
-    return torch.from_numpy(meta_strategy(solver, standing.payoffs.double().numpy()))
+    payoffs = standing.payoffs.double().cpu().numpy()
+    weights = _solved_once(solver, payoffs.tobytes(), len(payoffs))
+    return _weighted(torch.tensor(weights, dtype=torch.float64), standing)
+
+
+@lru_cache(maxsize=8)
+def _solved_once(solver: str, payoffs: bytes, num: int) -> tuple[float, ...]:
+    """The probabilities of the members. A pick is asked for at each update, and results between members change seldom."""
+    found = meta_strategy(solver, np.frombuffer(payoffs).reshape(num, num))
+    return tuple(found.tolist())
+
+
+def _weighted(weights: Tensor, standing: Standing) -> Tensor:
+    even_share, total = uniform(standing), weights.sum()
+    if total <= 0.0:  # it beats all of them always: then all are alike
+        return even_share
+    return (1.0 - standing.floor) * weights / total + standing.floor * even_share
 
 
 PICKS: dict[str, Pick] = {

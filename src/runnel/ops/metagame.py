@@ -28,7 +28,7 @@ class MetaSolver(Protocol):
 
 STEPS = 5_000
 """The most steps that `risk_averse` takes: a few hundred are usual for up to 60 policies."""
-ENOUGH, TOO_FAR = 1e-6, 1e-3
+ENOUGH, TOO_FAR = 1e-5, 1e-3
 """Where `risk_averse` stops, and what it refuses to give back: what a player could still gain, as a share of all pay-offs."""
 
 
@@ -161,7 +161,7 @@ def risk_averse(rows: Array, columns: Array | None = None, *, aversion: float = 
 
     u is concave in the player's own probabilities, so an equilibrium exists (Rosen 1965), and `max_k g_k - p^T g`, with g the
     gradient of u, bounds what a player could still gain. The extragradient method (Korpelevich 1976) with a step as long as the
-    gradients allow goes on until that bound is 1e-6 of the range of pay-offs. Where it stays above 1e-3 (it can where the game
+    gradients allow goes on until that bound is 1e-5 of the range of pay-offs. Where it stays above 1e-3 (it can where the game
     is far from zero-sum), there is a `DataError` and no answer.
     """
     a, b = _both(rows, columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from runnel.core.config import override
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError
 from runnel.core.lineups import role_and_version
 from runnel.core.state import Settings
-from runnel.nets.pool import FROZEN, NUMBERS, checksum_of, packed, unpacked
+from runnel.nets.policy import EnvPolicy
+from runnel.nets.pool import DRAW, FROZEN, NUMBERS, checksum_of, packed, unpacked
 from runnel.nets.team import TeamPolicy
 from runnel.run import registry
 from runnel.run.players import Acting, PolicyPlayer
@@ -41,6 +43,42 @@ def league_members(run: str | Path, *, greedy: bool = False, trust: bool = False
     The pool is that of the newest good checkpoint. A member that league.jsonl tells of and the checkpoint lacks, or whose
     parameters are not those that were frozen, is an error that names it.
     """
+    members = _load(run, trust=trust)
+    players = {
+        name: PolicyPlayer(name, {}, anywhere=Acting(net, members.like.env_spec), greedy=greedy)
+        for name, net in members.nets.items()
+    }
+    first = next((name for name in players if "@" in name), "")
+    return LeagueMembers(players, members.config.env, members.config.env_kwargs, members.params.version, first)
+
+
+def frozen_policies(run: str | Path, *, trust: bool = False) -> tuple[dict[str, EnvPolicy], dict[str, float]]:
+    """The frozen members of the pool of a run of self-play, each as a policy for any seat; and how often the main policy meets
+    each of them when it meets one (1 in sum)."""
+    members = _load(run, trust=trust)
+    names = [_name(number, members.roles) for number in members.params.params[NUMBERS].tolist()]
+    shares = members.params.params[DRAW][0].tolist()
+    drawn = {name: share for name, share in zip(names, shares, strict=True) if "@" in name and name in members.nets}
+    total = sum(drawn.values())
+    policies = {name: members.like.with_net(members.nets[name]) for name in drawn}
+    return policies, {name: share / total if total else 1.0 / len(drawn) for name, share in drawn.items()}
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What the newest good checkpoint of a run of self-play has: all members by name, and a policy of their kind."""
+
+    config: Any
+    params: ParamSet
+    like: EnvPolicy
+    nets: Mapping[str, Any]
+
+    @property
+    def roles(self) -> list[str]:
+        return list(self.config.pool.roles)
+
+
+def _load(run: str | Path, *, trust: bool) -> _Loaded:
     folder, module, saved = open_run(run, trust=trust)
     config: Any = override(module.Config(), saved)
     params = params_of(folder, best=False)
@@ -48,15 +86,13 @@ def league_members(run: str | Path, *, greedy: bool = False, trust: bool = False
         raise ConfigError("run", str(run), "its checkpoint has no pool of members; leagues are of self-play")
     policy, _ = registry.build_saved(module.name, config).policy()
     assert isinstance(policy, TeamPolicy)
-    like = Acting.of(next(iter(policy.policies.values())))
-    found = _parameters(params.params, list(config.pool.roles), like.net.state_dict())
-    players = {}
+    like = next(iter(policy.policies.values()))
+    own = Acting.of(like).net
+    found, nets = _parameters(params.params, list(config.pool.roles), own.state_dict()), {}
     for member in _there(folder, params.version, found):
-        net = copy.deepcopy(like.net)
-        net.load_state_dict(found[member.name])
-        players[member.name] = PolicyPlayer(member.name, {}, anywhere=Acting(net, like.env_spec), greedy=greedy)
-    first = next((name for name in players if "@" in name), "")
-    return LeagueMembers(players, config.env, config.env_kwargs, params.version, first)
+        nets[member.name] = copy.deepcopy(own)
+        nets[member.name].load_state_dict(found[member.name])
+    return _Loaded(config, params, like, nets)
 
 
 def _there(folder: RunFolder, version: int, found: Mapping[str, Mapping[str, Tensor]]) -> list[Member]:
@@ -78,14 +114,20 @@ def _parameters(params: Mapping[str, Tensor], roles: list[str], like: Mapping[st
     for place, number in enumerate(params[NUMBERS].tolist()):
         if not number:
             continue
-        role, version = role_and_version(number, len(roles))
-        if version < 0:
-            start = f"{roles[role]}/"
-            own = {key.removeprefix(start): x for key, x in params.items() if key.startswith(start)}
-            found[roles[role]] = own
+        name = _name(number, roles)
+        if "@" in name:
+            found[name] = unpacked(_vectors(params, place - len(roles)), like)
         else:
-            found[f"{roles[role]}@{version}"] = unpacked(_vectors(params, place - len(roles)), like)
+            found[name] = {key.removeprefix(f"{name}/"): x for key, x in params.items() if key.startswith(f"{name}/")}
     return found
+
+
+def _name(number: int, roles: Sequence[str]) -> str:
+    """`main` for the live policy of a role, `main@40` for its copy of version 40; empty for nobody."""
+    if not number:
+        return ""
+    role, version = role_and_version(number, len(roles))
+    return roles[role] if version < 0 else f"{roles[role]}@{version}"
 
 
 def _vectors(params: Mapping[str, Tensor], place: int) -> dict[str, Tensor]:

@@ -28,6 +28,17 @@ def test_a_pick_follows_its_formula(pick: str, weights: list[float]) -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
 
 
+def test_a_meta_solver_picks_by_results_between_members() -> None:
+    """Rock, paper, scissors, and one that loses to all: it is met by the floor alone, whatever the live policy's own results
+    (`WINS`) are."""
+    rps = torch.tensor([[0.0, -2.0, 1.0, 1.0], [2.0, 0.0, -1.0, 1.0], [-1.0, 1.0, 0.0, 1.0], [-1.0, -1.0, -1.0, 0.0]])
+    found = PICKS["nash"](Standing(WINS, rps, floor=0.2))
+    np.testing.assert_allclose(found.numpy(), 0.8 * np.array([0.25, 0.25, 0.5, 0.0]) + 0.05, atol=1e-9)
+    averse = PICKS["risk_averse"](Standing(WINS, rps, floor=0.2))
+    assert float(averse[3]) == pytest.approx(0.05, abs=1e-3)
+    assert float(averse.sum()) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("pick", list(PICKS))
 def test_a_pick_is_a_distribution_also_where_everybody_is_beaten(pick: str) -> None:
     found = PICKS[pick](Standing(torch.ones(5), torch.zeros(5, 5), floor=0.0))

@@ -1,0 +1,140 @@
+"""Poker that networks learn, judged exactly: how much a perfect opponent wins against what was trained.
+
+python -m benchmarks.learning.poker                              # all that is missing
+python -m benchmarks.learning.poker --only 'kuhn: *' --seeds 1 2 3
+python -m benchmarks.learning.poker --table                      # only write the table again
+
+A run trains on `tensor:Kuhn` or `tensor:Leduc`, and its policy is then solved in OpenSpiel's game (`rl.games`): NashConv / 2, in
+antes. Beside it stand strategies that do not learn, and PSRO with exact best responses. A seed that has a result with the same
+settings is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from benchmarks import machine, venvs
+from benchmarks.harness import RESULTS
+
+import runnel as rl
+from runnel.eval.statistics import mean_interval
+
+Row = dict[str, Any]
+OUT, RUNS = RESULTS / "learning" / "poker", venvs.ROOT / "runs" / "poker"
+GAMES = {"kuhn": ("tensor:Kuhn", "kuhn_poker"), "leduc": ("tensor:Leduc", "leduc_poker")}
+PLAIN: Row = {"track": (), "progress": False, "checkpoint": {"every": 0}, "eval": {"episodes": 0}}
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A recipe with its settings in a game, and the exploitability that it is asked to come below (None: it is only told)."""
+
+    game: str
+    name: str
+    recipe: str
+    settings: Row
+    goal: float | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.game}: {self.name}"
+
+
+LEARNERS = (
+    # 300,000 games, the budget after which OpenSpiel's NFSP has 0.135
+    Learner("kuhn", "nfsp", "nfsp", {"total_steps": 720_000, "num_envs": 128, "num_steps": 16}, goal=0.1),
+    Learner(
+        "leduc",
+        "nfsp",
+        "nfsp",
+        {
+            "total_steps": 1_000_000,
+            "num_envs": 128,
+            "num_steps": 16,
+            "net": {"hidden": (128,)},
+            "nfsp": {"replay_size": 200_000},
+        },
+    ),
+)
+
+
+def train(learner: Learner, seed: int) -> Row:
+    """Train one seed, and solve the game against it."""
+    env, name = GAMES[learner.game]
+    wall, cpu = time.monotonic(), time.process_time()
+    run = rl.train(learner.recipe, env=env, seed=seed, out=str(RUNS), **PLAIN, **learner.settings)
+    if run.interrupted:
+        raise KeyboardInterrupt  # a run that was stopped has measured nothing
+    wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+    solved = rl.games.exploitability(name, rl.load(run.path))
+    found = {"exploitability": solved.value, "gains": list(solved.gains), "value": solved.values[0]}
+    return {**found, "steps": run.steps, "wall_s": round(wall, 1), "cpu_s": round(cpu, 1)}
+
+
+def anchor_rows() -> list[Row]:
+    """Strategies that do not learn, and populations whose best responses are exact."""
+    rows = []
+    for key, (_, name) in GAMES.items():
+        game = rl.games.SmallGame(name)
+        first = [np.eye(seat.legal.shape[1])[seat.legal.argmax(axis=1)] for seat in game.seats]
+        rows.append({"key": f"{key}: all moves alike", "exploitability": game.exploitability(game.uniform())})
+        rows.append({"key": f"{key}: always the first move", "exploitability": game.exploitability((first[0], first[1]))})
+        for solver, iterations in (("latest", 50), ("uniform", 50), ("risk_averse", 50), ("nash", 7), ("nash", 50)):
+            found = rl.games.psro(game, solver=solver, iterations=iterations)[-1].exploitability
+            rows.append({"key": f"{key}: exact PSRO, {solver}, iteration {iterations}", "exploitability": found})
+    return rows
+
+
+def table(anchors: Sequence[Row], rows: Sequence[Row]) -> str:
+    """All that was run: each seed, the mean over seeds with half the width of its 95 % interval, and what was asked for."""
+    lines = ["| player | seeds | mean over seeds | asked for | moves | CPU seconds of a run |", "| --- | --- | --- | --- | --- | --- |"]
+    lines += [f"| {row['key']} | | {row['exploitability']:.4f} | | | |" for row in anchors]
+    for learner in LEARNERS:
+        mine = [row for row in rows if row["key"] == learner.key]
+        if not mine:
+            continue
+        values = np.array([row["exploitability"] for row in mine])
+        mean, half = map(float, mean_interval(values)) if len(mine) > 1 else (float(values[0]), float("nan"))
+        goal = "" if learner.goal is None else f"< {learner.goal:g}"
+        each, cpu = ", ".join(f"{x:.3f}" for x in values), np.mean([row["cpu_s"] for row in mine])
+        lines.append(f"| {learner.key} | {each} | {mean:.3f} ± {half:.3f} | {goal} | {mine[0]['steps']:,} | {cpu:.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="+", default=["*"], help="names, such as 'kuhn: *'")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--table", action="store_true", help="only write the table of what was run again")
+    args = parser.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    path = OUT / "rows.json"
+    known: Row = json.loads(path.read_text("utf-8")) if path.is_file() else {"rows": []}
+    if "anchors" not in known:
+        known["anchors"] = anchor_rows()
+    chosen = [] if args.table else [x for x in LEARNERS if any(fnmatch.fnmatch(x.key, p) for p in args.only)]
+    for seed in args.seeds:
+        for learner in chosen:
+            settings = json.loads(json.dumps(learner.settings))
+            known["rows"] = [r for r in known["rows"] if r["key"] != learner.key or r["settings"] == settings]
+            if any(r["key"] == learner.key and r["seed"] == seed for r in known["rows"]):
+                continue
+            facts = {"key": learner.key, "seed": seed, "code": machine.commit(venvs.ROOT), "machine": machine.facts()}
+            known["rows"].append({**facts, **train(learner, seed), "settings": settings})
+            path.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+            print(json.dumps({k: known["rows"][-1][k] for k in ("key", "seed", "exploitability", "cpu_s")}), flush=True)
+    path.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+    found = f"Exploitability (NashConv / 2), in antes.\n\n{table(known['anchors'], known['rows'])}\n"
+    (OUT / "table.md").write_text(found, "utf-8")
+    print(found)
+
+
+if __name__ == "__main__":
+    main()
