@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from runnel.agents.bc import BCConfig as BCConfig, BCLearner as BCLearner
     from runnel.agents.central import CentralConfig as CentralConfig, CentralCritic as CentralCritic
     from runnel.agents.cip import CIPConfig as CIPConfig, CIPLearner as CIPLearner
+    from runnel.agents.coma import COMAConfig as COMAConfig, COMALearner as COMALearner, extra_size as extra_size
     from runnel.agents.ddpg import DDPGConfig as DDPGConfig, DDPGLearner as DDPGLearner
     from runnel.agents.dqn import DQNConfig as DQNConfig, DQNLearner as DQNLearner
     from runnel.agents.drm import DrMConfig as DrMConfig, DrMLearner as DrMLearner

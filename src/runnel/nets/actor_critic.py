@@ -155,6 +155,10 @@ class ActorCritic(nn.Module):
         """Log-probability of `action` `[..., *action.shape]` under `scores` `[..., S]`, and the entropy: `[...]` each."""
         return self.head.evaluate(scores, action, mask, self.log_std)
 
+    def scores(self, obs: Obs) -> Tensor:
+        """Scores `[..., S]` of obs leaves `[..., *shape]`; feedforward."""
+        return self._scores(self.observe(obs))
+
     def evaluate(self, obs: Obs, action: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`evaluate_scores` at obs leaves `[..., *shape]`; feedforward."""
         return self.evaluate_scores(self._scores(self.observe(obs)), action, mask)

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from made_segments import make_net, make_segment
-from made_teams import GROUPS, play, segments_of, spec
+from made_teams import GROUPS, NUM_ACTIONS, play, segments_of, spec
 from replay_segments import BOX, CHOICE, segment
 from team_transitions import AGENT, A, team_spec, transitions
 
 from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.agents.appo import APPOConfig, APPOLearner
+from runnel.agents.coma import COMAConfig, COMALearner, extra_size
 from runnel.agents.ddpg import DDPGConfig, DDPGLearner
 from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.happo import HAPPOConfig, HAPPOLearner
@@ -48,11 +49,18 @@ def of_team(config: HAPPOConfig) -> HAPPOLearner:
     return HAPPOLearner(config, nets, StateCritic(state_of(spec(1)), NET, seed=0), seed=1)
 
 
+def counterfactual(config: COMAConfig) -> COMALearner:
+    nets = {policy: lone_actor(spec(num), NET, seed=0) for policy, num in GROUPS.items()}
+    critic = StateCritic(state_of(spec(1)), NET, seed=0, num_extra=extra_size(nets, GROUPS), num_outputs=NUM_ACTIONS)
+    return COMALearner(config, nets, critic, agents=GROUPS)
+
+
 MAKE: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "ppo": (PPOConfig(num_epochs=2, num_minibatches=2), lambda c: PPOLearner(c, make_net(), seed=1)),
     "appo": (APPOConfig(num_epochs=2, num_minibatches=2), lambda c: APPOLearner(c, make_net(), seed=1)),
     "mappo": (MAPPOConfig(num_epochs=2, num_minibatches=2), lambda c: MAPPOLearner(c, make_net(), seed=1)),
     "happo": (HAPPOConfig(num_epochs=2, num_minibatches=2, normalise_obs=False), of_team),
+    "coma": (COMAConfig(target_every=2, normalise_obs=False), counterfactual),
     "a2c": (A2CConfig(), lambda c: A2CLearner(c, make_net())),
     "impala": (IMPALAConfig(), lambda c: IMPALALearner(c, make_net())),
     "dqn": (DQNConfig(target_every=2, huber=1.0), lambda c: DQNLearner(c, c.network(CHOICE, NET, seed=0))),
@@ -63,6 +71,7 @@ MAKE: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 }
 VALUES: dict[str, Any] = {
     "num_epochs": 3,
+    "critic_steps": 3,
     "value_clip": 0.01,
     "huber_delta": 0.05,
     "dual_clip": 1.1,
@@ -88,7 +97,7 @@ def data(name: str, seed: int) -> Any:
         return {"trajectories": [make_segment(seed)]}
     if name == "qmix":
         return {"replay": [transitions(seed)]}
-    if name == "happo":
+    if name in ("happo", "coma"):
         return segments_of(play(seed))
     return {"replay": [segment(seed, spec=CHOICE if name == "dqn" else BOX)]}
 

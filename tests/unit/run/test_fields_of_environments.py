@@ -57,6 +57,10 @@ BASE: dict[str, dict[str, Any]] = {
         **{"ppo.num_minibatches": 2, "ppo.num_epochs": 2, "ppo.lr": 0.05, "num_envs": 4, "num_steps": 16, "total_updates": 6},
         **{"pool.every": 1, "pool.size": 3, "pool.window": 4},
     },
+    "coma": {
+        **{name: value for name, value in ENV.items() if name != "vector.backend"},
+        **{"total_updates": 4, "coma.lr": 0.05, "coma.critic_lr": 0.05, "coma.target_every": 2, "teams": ("each",)},
+    },
     "happo": {
         **{name: value for name, value in ENV.items() if name != "vector.backend"},
         **{"happo.num_minibatches": 2, "happo.num_epochs": 2, "happo.lr": 0.05, "happo.critic_lr": 0.05},
@@ -284,6 +288,8 @@ OF["nfsp"] = {
     **{"nfsp.epsilon": Try(0.9), "nfsp.max_grad_norm": Try(0.01), "nfsp.min_fill": Try(40)},
     **{"nfsp.replay_size": Try(10), "nfsp.reservoir_size": Try(5)},
 }
+OF["coma"] = {name: how for name, how in OF["ippo"].items() if name != "credit"}
+OF["coma"] |= {"coma.max_grad_norm": Try(0.01), "coma.target_every": Try(1)}
 CONTROL = {
     name: replace(how, given={**how.given, "env_kwargs": {"stack": 2, **how.given.get("env_kwargs", {}), "box": True}})
     for name, how in TRIES.items()
@@ -310,6 +316,7 @@ OF["drm"] |= {"drm.exploration_noise": Try(2.0), "drm.perturb_low": Try(0.85)}
 REFUSED = {
     "a2c": {"staleness.mode": "it does not correct for older data"},
     "ppo_lagrangian": {"net.core": "the critics of costs have no memory"},
+    "coma": {"staleness.mode": "coma does not correct for older data"},
     "happo": {"staleness.mode": "segments of several policies would be taken as they come"},
     "sqirl": {"staleness.mode": "which steps are random depends on the version"},
 }

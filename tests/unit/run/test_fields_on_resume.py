@@ -36,6 +36,7 @@ OWN = {
     "selfplay": ("pool.",),
     "happo": ("happo.",),
     "nfsp": ("nfsp.",),
+    "coma": ("coma.",),
     "dqn": ("dqn.", "replay."),
     "sac": ("sac.",),
     "td3": ("td3.",),

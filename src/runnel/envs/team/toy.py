@@ -228,14 +228,17 @@ class Fleet:
     """`num_agents` drivers of one kind see one of `num_symbols` symbols each, and are to say it; who is right gets 1. On top of
     that everybody gets the weather, a random number of deviation `luck` that nobody sees.
 
-    To a driver alone the weather is chance, and no critic can foresee it. The others have had the same.
+    To a driver alone the weather is chance, and no critic can foresee it. The others have had the same. With `shared` all get
+    the number of those that are right, and nobody is told whose merit it was.
     """
 
-    def __init__(self, num_agents: int = 6, num_symbols: int = 5, luck: float = 10.0, num_steps: int = 4) -> None:
+    def __init__(
+        self, num_agents: int = 6, num_symbols: int = 5, luck: float = 10.0, num_steps: int = 4, shared: bool = False
+    ) -> None:
         if num_agents < 1:
             raise ConfigError("env_kwargs.num_agents", num_agents, "use at least 1")
         self.possible_agents = tuple(f"driver_{i}" for i in range(num_agents))
-        self.num_symbols, self.luck, self.num_steps = num_symbols, luck, num_steps
+        self.num_symbols, self.luck, self.num_steps, self.shared = num_symbols, luck, num_steps, shared
         self.agents: list[str] = []
         self._rng, self._t = np.random.default_rng(0), 0
         self._symbols: NDArray[np.int64] = np.zeros(num_agents, np.int64)
@@ -262,7 +265,10 @@ class Fleet:
     def step(self, actions: ByAgent) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
         self._t += 1
         weather, everybody = self.luck * float(self._rng.normal()), self.possible_agents
-        paid = {a: weather + float(int(actions[a]) == symbol) for a, symbol in zip(everybody, self._symbols, strict=True)}
+        right = {a: float(int(actions[a]) == symbol) for a, symbol in zip(everybody, self._symbols, strict=True)}
+        if self.shared:
+            right = dict.fromkeys(everybody, sum(right.values()))
+        paid = {a: weather + merit for a, merit in right.items()}
         over = self._t == self.num_steps
         self.agents = [] if over else list(everybody)
         flags = dict.fromkeys(everybody, over), dict.fromkeys(everybody, False)
