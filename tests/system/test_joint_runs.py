@@ -34,6 +34,7 @@ TEAM: dict[str, Any] = {
     "deterministic": True,
 }
 MEMORY = {"net": {"hidden": (8,), "core": "gru", "core_size": 4}, "qmix": {**TEAM["qmix"], "batch_size": 4, "burn_in": 1}}
+BOXES = {"env": CREW.replace("Crew", "Rowers"), "masac": {"batch_size": 16, "actor_lr": 1e-2, "critic_lr": 1e-2}}
 
 
 def train(out: Path, recipe: str = "qmix", **more: Any) -> rl.Run:
@@ -46,7 +47,8 @@ def params(run: rl.Run) -> Path:
 
 def content(run: rl.Run) -> tuple[list[Any], bytes]:
     """What updates say of learning, and the bytes of the last parameters."""
-    said = [{k: v for k, v in row["metrics"].items() if k in ("loss/td", "q", "grad_norm")} for row in run.rows()]
+    names = ("loss/td", "loss/critic", "loss/actor", "q", "grad_norm")
+    said = [{k: v for k, v in row["metrics"].items() if k in names} for row in run.rows()]
     return said, params(run).read_bytes()
 
 
@@ -88,11 +90,17 @@ def left(run: rl.Run) -> int:
     return int((active.any(-1) & ~active.all(-1)).sum())
 
 
-@pytest.mark.parametrize(("more", "version"), [({}, 4), ({}, 7), (MEMORY, 6)], ids=["4", "7", "with a memory"])
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(more: Any, version: int, whole: rl.Run, tmp_path: Path) -> None:
-    other = train(tmp_path / "other", **more) if more else whole
-    settings = {**TEAM, **more}
-    stopped = rl.train("qmix", out=str(tmp_path), on_update=lambda row: row["version"] < version, **settings)
+@pytest.mark.parametrize(
+    ("recipe", "more", "version"),
+    [("qmix", {}, 4), ("qmix", {}, 7), ("qmix", MEMORY, 6), ("masac", BOXES, 6)],
+    ids=["4", "7", "with a memory", "masac"],
+)
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+    recipe: str, more: Any, version: int, whole: rl.Run, tmp_path: Path
+) -> None:
+    settings = {k: v for k, v in {**TEAM, **more}.items() if k == recipe or k not in ("qmix", "masac")}
+    other = rl.train(recipe, out=str(tmp_path / "other"), **settings) if more else whole
+    stopped = rl.train(recipe, out=str(tmp_path), on_update=lambda row: row["version"] < version, **settings)
     assert (stopped.status, stopped.version) == ("stopped", version)
     assert left(stopped), "in some environments an agent has left, and others play on"
     assert content(rl.resume(stopped.path)) == content(other)
@@ -133,6 +141,7 @@ def test_what_cannot_work_is_refused_in_words(tmp_path: Path) -> None:
         ({"teams": ("a=x", ".*=y")}, "this recipe learns one team"),
         ({"qmix": {"mixer": "vdn", "hypernet": 3}}, r"qmix\.hypernet.*is of a mixer"),
         ({"qmix": {"mixer": "none"}, "team_reward": "sum"}, "each agent learns from what it is paid itself"),
+        ({"env": CREW.replace("Crew", "Rowers")}, "agents with one choice each; use masac"),
         ({"num_steps": 4, "qmix": {"burn_in": 4}, "net": MEMORY["net"]}, "must leave some of num_steps = 4"),
     ):
         with pytest.raises(rl.ConfigError, match=text):

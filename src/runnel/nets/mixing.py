@@ -33,6 +33,10 @@ class MonotoneMixer(nn.Module):
 
     W1, w2: perceptrons with one hidden layer of `hypernet` units (0: linear, as in the paper); b1 is linear; v has one hidden
     layer of `width` units. Weights that are not negative make Q_tot rise with each q; b1 and v may have any sign.
+
+    It begins near a plain sum: |W1| and |w2| around 1 / sqrt(width), with a tenth of the usual say of the state. With slopes
+    that the state alone decides, targets of states far from those seen pull values away without bound (measured on
+    `tensor:Spread`, docs/algorithms/value-mixing.md).
     """
 
     def __init__(self, state: Mapping[str, ArraySpec], num_agents: int, *, width: int, hypernet: int, seed: int) -> None:
@@ -43,10 +47,12 @@ class MonotoneMixer(nn.Module):
         inner = replace(config, hidden=(hypernet,) if hypernet else ())
 
         def maker(name: str, outputs: int, config: NetConfig) -> MLP:
-            return MLP(self.torso.width, outputs, config=config, head_gain=1.0, seed=make_seed(seed, name))
+            return MLP(self.torso.width, outputs, config=config, head_gain=0.1, seed=make_seed(seed, name))
 
         self.first, self.first_bias = maker("first", num_agents * width, inner), maker("first bias", width, config)
         self.second, self.value = maker("second", width, inner), maker("value", 1, replace(config, hidden=(width,)))
+        for net in (self.first, self.second):
+            nn.init.constant_(net.bias[-1], width**-0.5)
 
     def forward(self, q: Tensor, state: Obs) -> Tensor:
         """`[..., A]` and state leaves `[..., *shape] -> [...]`."""

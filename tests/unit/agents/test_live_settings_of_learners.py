@@ -12,6 +12,8 @@ from made_segments import make_net, make_segment
 from made_teams import GROUPS, NUM_ACTIONS, play, segments_of, spec
 from replay_segments import BOX, CHOICE, segment
 from team_transitions import AGENT, A, team_spec, transitions
+from test_masac import made
+from test_masac import transitions as of_actors
 
 from runnel.agents.a2c import A2CConfig, A2CLearner
 from runnel.agents.appo import APPOConfig, APPOLearner
@@ -21,6 +23,7 @@ from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.happo import HAPPOConfig, HAPPOLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
 from runnel.agents.mappo import MAPPOConfig, MAPPOLearner
+from runnel.agents.masac import MASACConfig, MASACLearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.qmix import QMIXConfig, QMIXLearner
 from runnel.agents.sac import SACConfig, SACLearner
@@ -65,6 +68,7 @@ MAKE: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "impala": (IMPALAConfig(), lambda c: IMPALALearner(c, make_net())),
     "dqn": (DQNConfig(target_every=2, huber=1.0), lambda c: DQNLearner(c, c.network(CHOICE, NET, seed=0))),
     "qmix": (QMIXConfig(target_every=2), lambda c: QMIXLearner(c, c.network(team_spec(), AGENT, NET, num_agents=A, seed=0))),
+    "masac": (MASACConfig(), lambda c: MASACLearner(c, *(made().actor, made().critic), seed=0)),
     "sac": (SACConfig(), lambda c: replayed(SACLearner, SquashedGaussianActor, c)),
     "td3": (TD3Config(), lambda c: replayed(TD3Learner, DeterministicActor, c)),
     "ddpg": (DDPGConfig(), lambda c: replayed(DDPGLearner, DeterministicActor, c)),
@@ -95,6 +99,8 @@ def another(config: Any, field: str) -> Any:
 def data(name: str, seed: int) -> Any:
     if name in ("ppo", "appo", "mappo", "a2c", "impala"):
         return {"trajectories": [make_segment(seed)]}
+    if name == "masac":
+        return {"replay": [of_actors(seed)]}
     if name == "qmix":
         return {"replay": [transitions(seed)]}
     if name in ("happo", "coma"):

@@ -184,7 +184,7 @@ TRIES: dict[str, Try] = {
     "qmix.mixer": Try("vdn"),
     "qmix.lr": Try("linear(1e-2, 0)"),
     "qmix.epsilon": Try(0.0),
-    "qmix.double": Try(given={"qmix.lr": 0.5, "qmix.target_every": 3}),
+    "qmix.double": Try(given={"qmix.lr": 0.5, "qmix.target_every": 4, "qmix.batch_size": 32}),
     "qmix.burn_in": Try(2, {"net.core": "gru"}),
     "qmix.eta": Try(given={"net.core": "gru", "replay.prioritised": True}),
     "qmix.max_grad_norm": Try(0.01),

@@ -33,6 +33,7 @@ OWN = {
     "appo": ("appo.rho_bar", "appo.c_bar"),
     "mappo": ("ppo.huber_delta",),
     "qmix": ("qmix.", "team_reward"),
+    "masac": ("masac.share", "masac.agent_id"),
     "selfplay": ("pool.",),
     "happo": ("happo.",),
     "nfsp": ("nfsp.",),
