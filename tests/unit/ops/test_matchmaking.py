@@ -46,13 +46,6 @@ def test_a_pick_is_a_distribution_also_where_everybody_is_beaten(pick: str) -> N
     assert bool((found >= 0.0).all())
 
 
-def test_meta_solvers_read_what_members_did_to_each_other() -> None:
-    """In rock, paper, scissors all three are played alike; a fourth that loses to all of them never is."""
-    payoffs = torch.tensor([[0.0, -0.6, 0.6, 0.2], [0.6, 0.0, -0.6, 0.2], [-0.6, 0.6, 0.0, 0.2], [-0.2, -0.2, -0.2, 0.0]])
-    found = PICKS["nash"](Standing(WINS, payoffs))
-    np.testing.assert_allclose(found.numpy(), [1 / 3, 1 / 3, 1 / 3, 0.0], atol=1e-6)
-
-
 def test_a_win_rate_is_the_mean_over_seats_however_many_games_each_had() -> None:
     counts = torch.zeros(2, 3, dtype=torch.float64)
     counts[0, WIN], counts[1, LOSS], counts[1, DRAW] = 999.0, 7.0, 2.0
