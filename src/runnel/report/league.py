@@ -11,7 +11,7 @@ from runnel.eval.aggregates import Interval
 from runnel.eval.ratings import Ratings
 from runnel.report.tables import Cell, Table
 from runnel.track.folder import RunFolder
-from runnel.track.league import League, Member, Result, read_league
+from runnel.track.league import League, LeagueMember, Result, read_league
 
 LIVE_NOTE = (
     "Share of points of live members; a draw is half a win. Live members changed while they played, so this counts all their "
@@ -45,7 +45,7 @@ def league_of(folder: RunFolder) -> tuple[list[Table], list[str]]:
     return [replace(table, name=f"league-{table.name}") for table in tables], warnings_of(found, ratings)
 
 
-def shown_members(league: League, most: int) -> list[Member]:
+def shown_members(league: League, most: int) -> list[LeagueMember]:
     """All members, or of very many those who are there and the newest of the others."""
     gone = [member for member in league.members if member.dropped is not None]
     hidden = {member.name for member in gone[: max(0, len(league.members) - most)]}

@@ -35,7 +35,7 @@ class LeagueFile:
 
 
 @dataclass(frozen=True)
-class Member:
+class LeagueMember:
     """A member of a league. A live one (`version` None) goes on learning; the others are frozen copies of it."""
 
     name: str
@@ -67,7 +67,7 @@ class League:
     """What league.jsonl says: who was there when, and all results since the start, the last that were told of each pair."""
 
     version: int
-    members: tuple[Member, ...]
+    members: tuple[LeagueMember, ...]
     """In the order in which they came."""
     games: Mapping[tuple[str, str], Result]
     """Of each pair once, as the first of it sees them."""
@@ -78,11 +78,11 @@ class League:
     """What is wrong with the file, in words. The rest of it is read all the same."""
 
     @property
-    def present(self) -> list[Member]:
+    def present(self) -> list[LeagueMember]:
         """Who is there now."""
         return [member for member in self.members if member.dropped is None]
 
-    def at(self, version: int) -> list[Member]:
+    def at(self, version: int) -> list[LeagueMember]:
         """Who was there at a version of the run."""
         return [m for m in self.members if m.added <= version and (m.dropped is None or version < m.dropped)]
 
@@ -146,9 +146,9 @@ def _members_in(row: Row) -> list[Row] | None:
 
 def _followed(
     rows: Sequence[tuple[Row, list[Row]]],
-) -> tuple[dict[str, Member], dict[tuple[str, str], Result], dict[tuple[str, str], tuple[Result, ...]], list[Any]]:
+) -> tuple[dict[str, LeagueMember], dict[tuple[str, str], Result], dict[tuple[str, str], tuple[Result, ...]], list[Any]]:
     """The members as they came and went, the last results of each pair, and the ratings of all lines."""
-    members: dict[str, Member] = {}
+    members: dict[str, LeagueMember] = {}
     games: dict[tuple[str, str], Result] = {}
     by_seat: dict[tuple[str, str], tuple[Result, ...]] = {}
     history = []
@@ -171,10 +171,10 @@ def _followed(
     return members, games, by_seat, history
 
 
-def _member(m: Row, version: int) -> Member:
+def _member(m: Row, version: int) -> LeagueMember:
     own = m.get("version")
     role, parent, checksum = (str(m.get(key) or "") for key in ("role", "parent", "checksum"))
-    return Member(m["name"], role, bool(m.get("live")), int(own) if is_number(own) else None, parent, checksum, version)
+    return LeagueMember(m["name"], role, bool(m.get("live")), int(own) if is_number(own) else None, parent, checksum, version)
 
 
 def _numbers(found: object) -> dict[str, float]:
