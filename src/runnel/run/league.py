@@ -22,7 +22,7 @@ from runnel.run import registry
 from runnel.run.players import Acting, PolicyPlayer
 from runnel.run.saved import open_run, params_of
 from runnel.track.folder import RunFolder
-from runnel.track.league import Member, read_league
+from runnel.track.league import LeagueMember, read_league
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _load(run: str | Path, *, trust: bool) -> _Loaded:
     return _Loaded(config, params, like, nets)
 
 
-def _there(folder: RunFolder, version: int, found: Mapping[str, Mapping[str, Tensor]]) -> list[Member]:
+def _there(folder: RunFolder, version: int, found: Mapping[str, Mapping[str, Tensor]]) -> list[LeagueMember]:
     """Who was in the league at `version`, as league.jsonl says; each must be as it was frozen."""
     there = read_league(folder.league).at(version)
     for member in there:
