@@ -53,24 +53,24 @@ class Pays:
 
 @pytest.fixture(scope="module")
 def chance() -> Match:
-    return rl.match({"x": "random", "y": "random"}, TICTACTOE, episodes=600, seed=3)
+    return rl.match({"x": "random", "y": "random"}, "tensor:TicTacToe", episodes=3000, num_envs=200, seed=3)
 
 
 def test_random_play_has_the_exact_odds_of_tic_tac_toe(chance: Match) -> None:
-    """The first player wins 58.49 % of random games, 12.70 % are draws (exact, by counting all games). Of 600 games of each
+    """The first player wins 58.49 % of random games, 12.70 % are draws (exact, by counting all games). Of 3,000 games of each
     seating the shares lie within 3.5 standard errors."""
     assert [games.players for games in chance.games] == [("x", "y"), ("y", "x")]
     for games in chance.games:
         first, second = games.players
         pair = chance.between(first, second, seating=games.players)
         for found, true in ((pair.wins, 0.5849), (pair.draws, 0.1270), (pair.losses, 0.2881)):
-            assert abs(found / 600 - true) < 3.5 * np.sqrt(true * (1 - true) / 600)
+            assert abs(found / 3000 - true) < 3.5 * np.sqrt(true * (1 - true) / 3000)
     together = chance.between("x", "y")
-    assert together.wins + together.draws + together.losses == 1200
-    assert together.score.low < 0.5 < together.score.high  # both seats together, equal players are equal
-    assert chance.mean_returns("player_1")[0, 1] > 0.2 > -0.2 > chance.mean_returns("player_2")[0, 1]
+    assert together.wins + together.draws + together.losses == 6000
+    assert abs(together.score.value - 0.5) < 3.5 * np.sqrt(0.25 / 6000)  # both seats together, equal players are equal
+    assert chance.mean_returns("player_0")[0, 1] > 0.2 > -0.2 > chance.mean_returns("player_1")[0, 1]
     rating = fit_elo(chance.payoffs, anchors={"y": 1000.0})["x"]
-    assert rating.low < 1000.0 < rating.high
+    assert abs(rating.value - 1000.0) < 3.5 / 1.96 * (rating.high - rating.value)
 
 
 def test_a_match_is_the_same_in_whichever_order_players_are_named() -> None:
