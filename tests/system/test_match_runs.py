@@ -146,6 +146,7 @@ def test_the_command_plays_a_match_and_measures_a_run_alone_as_before(
     [
         (["{one}", "--openings", "2"], "openings = 2: is of matches"),
         (["{alone}", "{alone}", "--greedy"], "greedy = True: is of matches"),
+        (["{one}", "--no-cross-play"], "cross_play = False: is of matches"),
         (["random"], "a match needs two players"),
         (["{one}", "random", "--pass-k", "2"], "is not for matches"),
         (["{one}", "random", "--anchor", "random"], "write NAME=ELO"),

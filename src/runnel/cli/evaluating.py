@@ -68,7 +68,7 @@ def evaluate(args: list[str]) -> int:
     if players := players_in(parsed.runs, trust=parsed.trust):
         return play(players, parsed)
     for name in OF_MATCHES:
-        if getattr(parsed, name) not in ([], 0, False, None):
+        if getattr(parsed, name) != parser.get_default(name):
             fix = "is of matches; name two players or more (`random` is one), of an environment of several agents"
             raise ConfigError(name, getattr(parsed, name), fix)
     settings = {"eval.samples": parsed.samples, "eval.pass_k": parsed.pass_k}

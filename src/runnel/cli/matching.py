@@ -38,8 +38,9 @@ def add_match_flags(parser: argparse.ArgumentParser) -> None:
     found.add_argument("--seats", nargs="+", default=[], metavar="PATTERN", help="the agents of each seat (by their names)")
     found.add_argument("--greedy", action="store_true", help="take the most probable action instead of drawing one")
     found.add_argument("--openings", type=int, default=0, metavar="N", help="the first N steps of each episode are random (0)")
-    found.add_argument("--cross-play", action="store_true", help="partners: mean returns count (where all get the same)")
-    found.add_argument("--duplicate", action="store_true", help="a round in all seatings is won (where seats differ)")
+    either = argparse.BooleanOptionalAction
+    found.add_argument("--cross-play", action=either, help="partners: mean returns count (where all get the same)")
+    found.add_argument("--duplicate", action=either, help="a round in all seatings is won (where seats differ)")
     found.add_argument("--anchor", action="append", default=[], metavar="NAME=ELO", help="hold a rating (random at 1000)")
     found.add_argument("--openskill", action="store_true", help="also ratings by openskill")
     found.add_argument("--csv", type=Path, default=None, metavar="FOLDER", help="also write each table there as CSV")
@@ -82,8 +83,8 @@ def play(players: Sequence[str], parsed: argparse.Namespace) -> int:
             kwargs=parsed.env_kwargs,
             greedy=parsed.greedy,
             openings=parsed.openings,
-            cross_play=parsed.cross_play or None,
-            duplicate=parsed.duplicate or None,
+            cross_play=parsed.cross_play,
+            duplicate=parsed.duplicate,
             best=parsed.best,
             trust=parsed.trust,
             progress=progress,
