@@ -69,9 +69,10 @@ def test_members_play_as_they_were_frozen(run: Path, capsys: pytest.CaptureFixtu
     assert first is not None
     assert not all(torch.equal(x, live.net.state_dict()[key]) for key, x in first.net.state_dict().items())
     assert members.first == "main@0"
-    assert main(["league", str(run), "--play", "4", "--openings", "1", "--json"]) == 0
+    assert main(["league", str(run), "--play", "4", "--openings", "1", "--against", "random", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    k = len(members.players)
+    k = len(members.players) + 1
+    assert data["players"] == [*members.players, "random"]
     assert data["version"] == 8
     assert len(data["pairs"]) == k * (k - 1) // 2
     assert all(len(pair["apart"]) == 2 and pair["wins"] + pair["draws"] + pair["losses"] == 8 for pair in data["pairs"])
@@ -107,6 +108,7 @@ def test_other_runs_and_flags_without_games_are_refused(run: Path, tmp_path: Pat
         ([str(other.path), "--play", "2"], "its checkpoint has no pool of members"),
         ([str(run), "--openings", "2"], "is of fresh games; add --play N"),
         ([str(run), "--play", "-1"], "play at least one episode"),
+        ([str(run), "--play", "2", "--against", "random", "random"], "is the name of another player already"),
     ):
         assert main(["league", *words]) == 2
         assert text in capsys.readouterr().err

@@ -23,7 +23,7 @@ ABOUT = """The league of a run of self-play: members and whence they came, ratin
 The numbers are those of training. With --play, everybody plays everybody else, as they are in the newest checkpoint.
 
   runnel league runs/a-run
-  runnel league runs/a-run --play 200 --openings 2
+  runnel league runs/a-run --play 200 --openings 2 --against random my_bot.py:play
 """
 
 
@@ -35,6 +35,8 @@ def league(args: list[str]) -> int:
     parser.add_argument("--csv", type=Path, default=None, metavar="FOLDER", help="also write each table there as CSV")
     fresh = parser.add_argument_group("fresh games")
     fresh.add_argument("--play", type=int, default=0, metavar="N", help="episodes of each seating of every two members (0)")
+    also = "others who play along: random, a run, run:FOLDER@WHICH#POLICY, your own module:function"
+    fresh.add_argument("--against", nargs="+", default=[], metavar="PLAYER", help=also)
     fresh.add_argument("--seed", type=int, default=0, help="another number plays other episodes (0)")
     fresh.add_argument("--greedy", action="store_true", help="take the most probable action instead of drawing one")
     fresh.add_argument("--openings", type=int, default=0, metavar="N", help="the first N steps of each episode are random (0)")
@@ -42,7 +44,7 @@ def league(args: list[str]) -> int:
     parsed = parser.parse_args(args)
     if parsed.play:
         return _play(parsed)
-    for name in ("seed", "greedy", "openings", "trust"):
+    for name in ("against", "seed", "greedy", "openings", "trust"):
         if getattr(parsed, name):
             raise ConfigError(name, getattr(parsed, name), "is of fresh games; add --play N")
     found = read_league(RunFolder.open(parsed.run).league)
@@ -82,19 +84,25 @@ def _play(parsed: argparse.Namespace) -> int:
     from runnel.eval.ratings import START, fit_elo
     from runnel.report.matches import match_tables
     from runnel.run.league import league_members
-    from runnel.run.matching import match
+    from runnel.run.matching import match, names_of
 
     if parsed.play < 0:
         raise ConfigError("play", parsed.play, "play at least one episode, or none (0)")
     members = league_members(parsed.run, greedy=parsed.greedy, trust=parsed.trust)
+    names = names_of(parsed.against)
+    others = dict(zip(names, parsed.against, strict=True))
+    if twice := [name for name in names if name in members.players or names.count(name) > 1]:
+        raise ConfigError("against", twice[0], "is the name of another player already; give its folder another name")
     with watched() as progress:
         found = match(
-            members.players,
+            {**members.players, **others},
             members.env,
             kwargs=members.env_kwargs,
             episodes=parsed.play,
             seed=parsed.seed,
+            greedy=parsed.greedy,
             openings=parsed.openings,
+            trust=parsed.trust,
             progress=progress,
         )
     anchors = {members.first: START} if members.first else {}
@@ -102,6 +110,8 @@ def _play(parsed: argparse.Namespace) -> int:
     warnings = [*found.warnings(), *(ratings.warnings if ratings is not None else ())]
     data = {"version": members.version, **match_data(found, ratings, [])}
     if not parsed.json:
-        print(f"{found.env}: {len(found.players)} members at version {members.version:,}; {found.episodes} episodes a seating")
+        print(
+            f"{found.env}: {len(members.players)} members at version {members.version:,}; {found.episodes} episodes a seating"
+        )
     _show(parsed, match_tables(found, ratings), data, warnings)
     return 0

@@ -13,13 +13,15 @@ from runnel.core.contracts.evaluation import AgentRoute, Progress, SampleRoute
 from runnel.core.errors import ConfigError
 from runnel.core.rng import make_seed
 from runnel.core.spaces import TeamSpec
-from runnel.envs.registry import Target
+from runnel.envs.registry import Target, is_tensor_env
 from runnel.eval.matches import Match, Rules, play_match, seats_of
 from runnel.graphs.team_config import TeamConfig
 from runnel.graphs.team_task import EVAL_ENVS, TeamTask
 from runnel.graphs.user_objects import live_objects, name_objects
 from runnel.run import api
 from runnel.run.players import Named, find_player, is_player
+
+TENSOR_ENVS = 256
 
 
 def match(
@@ -48,7 +50,7 @@ def match(
     actions as in training; `greedy` takes the most probable ones, and the first `openings` steps of each episode are random.
     `cross_play`: players are partners, the mean return of all agents counts, and each also plays with itself (None: where all
     seats always get the same). `duplicate`: a win is that of a round, which is one seed in all seatings (None: where seats
-    differ in their agents). `num_envs` environments step together (0: up to 16).
+    differ in their agents). `num_envs` environments step together (0: up to 16, of tensor environments 256).
     """
     for field, value, least in (
         ("episodes", episodes, 1),
@@ -66,7 +68,7 @@ def match(
     found = [find_player(given, name, best=best, greedy=greedy, trust=trust) for name, given in named.items()]
     target, options = _agreed(found, env, kwargs)
     settings, objects = name_objects({"env": target, "env_kwargs": options})
-    width = num_envs or min(episodes, EVAL_ENVS)
+    width = num_envs or min(episodes, TENSOR_ENVS if is_tensor_env(target) else EVAL_ENVS)
     with live_objects(objects, "inproc"):
         config = TeamConfig(total_updates=1, env=str(settings["env"]), env_kwargs=dict(settings["env_kwargs"]))
         task = TeamTask(config, routes=_each)
