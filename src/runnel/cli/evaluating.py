@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runnel.cli.arguments import add_best, add_trust, add_wrappers, json_object, make_parser
 from runnel.cli.exploiting import exploit
-from runnel.cli.matching import OF_MATCHES, add_match_flags, play, players_in
+from runnel.cli.matching import OF_MATCHES, add_match_flags, is_given, play, players_in
 from runnel.cli.reading import paths_of
 from runnel.core.errors import ConfigError
 from runnel.core.state import JsonObject, Settings
@@ -68,7 +68,7 @@ def evaluate(args: list[str]) -> int:
     if players := players_in(parsed.runs, trust=parsed.trust):
         return play(players, parsed)
     for name in OF_MATCHES:
-        if getattr(parsed, name) != parser.get_default(name):
+        if is_given(parsed, name):
             fix = "is of matches; name two players or more (`random` is one), of an environment of several agents"
             raise ConfigError(name, getattr(parsed, name), fix)
     settings = {"eval.samples": parsed.samples, "eval.pass_k": parsed.pass_k}

@@ -30,6 +30,14 @@ from runnel.run.players import is_team_run
 
 OF_MATCHES = ("seats", "greedy", "openings", "cross_play", "duplicate", "anchor", "openskill", "csv")
 """Flags that only a match has."""
+EITHER = ("cross_play", "duplicate")
+"""Those of them that also say no."""
+
+
+def is_given(parsed: argparse.Namespace, name: str) -> bool:
+    """Whether a flag was given."""
+    value = getattr(parsed, name)
+    return value not in ([], 0, False, None) or (name in EITHER and value is False)
 
 
 def add_match_flags(parser: argparse.ArgumentParser) -> None:
