@@ -16,6 +16,16 @@ import torch
 from runnel.core.process import die_with_parent
 from runnel.core.resolve import load_object
 from runnel.run.launchers.fork_server import Fork, ForkServer
+from runnel.run.launchers.local import EARLY_FOR_TEXT
+
+OURS_ALONE = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTHONBREAKPOINT", "PYTHONPATH", "RUNNEL_TEST_OWNER"}
+"""What pytest, Ray and a part of torch put into this process's environment on the way, beside `RAY_...`: no child of a fork
+server needs it, and each gets a PYTHONPATH of its own."""
+
+
+def with_ours(early: Sequence[str]) -> tuple[str, ...]:
+    """What is imported before a process is forked, with what its children would import, each for itself."""
+    return (*early, "early_for_runs", *(("early_for_text",) if {*EARLY_FOR_TEXT} <= {*early} else ()))
 
 
 class LentForkServer(ForkServer):
@@ -38,13 +48,14 @@ class Lending:
 
     def lend(self, live: str, log: Path, *, early: Sequence[str], env: Mapping[str, str] | None) -> LentForkServer:
         """One for each need. Another if a test has changed what a new process would find."""
-        found = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+        found = {n: value for n, value in os.environ.items() if n not in OURS_ALONE and not n.startswith("RAY_")}
         key = (live, tuple(early), tuple((env or {}).items()), Path.cwd(), tuple(sys.path), tuple(found.items()))
         if key not in self._made or self._made[key].gone():
             while len(self._made) > 1:
                 ForkServer.close(self._made.pop(next(iter(self._made))))
-            self._made[key] = LentForkServer(live, log, early=early, env=env)
-        return self._made[key]
+            self._made[key] = LentForkServer(live, log, early=with_ours(early), env=env)
+        self._made[key] = server = self._made.pop(key)  # the last one: the one that was not used for longest ends first
+        return server
 
     def pids(self) -> set[int]:
         """The servers that stay: no run has left them."""
@@ -64,7 +75,7 @@ class Programs:
 
     def __init__(self, work: str, log: Path, *, early: Sequence[str] = ()) -> None:
         self._work = work
-        self._server = ForkServer(f"{__name__}:live", log, early=(work.partition(":")[0], *early))
+        self._server = ForkServer(f"{__name__}:live", log, early=(work.partition(":")[0], *with_ours(early)))
 
     def start(self, order: Mapping[str, Any]) -> Fork:
         """Start one; it has begun when this returns."""

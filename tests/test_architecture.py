@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import subprocess
 import sys
@@ -78,13 +79,16 @@ def target_package(dotted: str) -> str | None:
     return parts[1] if len(parts) > 1 and parts[1] in MAY_IMPORT else "runnel"
 
 
-def edges() -> Iterator[tuple[str, str, str]]:
+@functools.cache
+def edges() -> list[tuple[str, str, str]]:
     """(package, package, where) of every import between packages of ours."""
+    found = []
     for path in FILES:
         for line, dotted in imports_of(path):
             target, own = target_package(dotted), package_of(path)
             if target is not None and target != own:
-                yield own, target, f"{name_of(path)}:{line}"
+                found.append((own, target, f"{name_of(path)}:{line}"))
+    return found
 
 
 def test_every_package_has_a_rule() -> None:
