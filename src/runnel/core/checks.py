@@ -43,7 +43,7 @@ def as_number(value: object) -> float | None:
     >>> as_number(np.float32(0.5)), as_number(np.array(2)), as_number("1"), as_number(np.ones(1))
     (0.5, 2.0, None, None)
     """
-    if isinstance(value, Real):
+    if isinstance(value, (float, Real)):  # float first: it is the usual one, and the abstract class is slow to ask
         return float(value)
     inner = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else None
     return float(inner) if isinstance(inner, Real) else None

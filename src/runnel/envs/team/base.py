@@ -43,6 +43,7 @@ class RowMemory:
     def __init__(self, side: Side, out: StepOut) -> None:
         assert out.active is not None
         self.side, self.out, self.num_rows = side, out, len(out.reward)
+        self._places = {agent: i for i, agent in enumerate(side.agents)}
         self._obs = {k: x.numpy() for k, x in out.obs.items()}
         self._final = {k: x.numpy() for k, x in out.final_obs.items()}
         self._shown = {k: x.numpy() for k, x in out_arrays(out).items()}
@@ -79,7 +80,7 @@ class RowMemory:
             rows.append(row)
 
     def row(self, env: int, agent: str) -> int:
-        return env * len(self.side.agents) + self.side.agents.index(agent)
+        return env * len(self._places) + self._places[agent]
 
     def of_env(self, env: int, x: Array) -> Array:
         """The rows of environment `env` in `[E * A, ...]`."""

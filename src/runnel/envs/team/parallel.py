@@ -55,7 +55,8 @@ class ParallelEnv:
     @property
     def live(self) -> list[str]:
         """The agents that decide next."""
-        return [agent for agent in self.env.agents if agent not in self.ended]
+        now: list[str] = self.env.agents
+        return [agent for agent in now if agent not in self.ended] if self.ended else list(now)
 
     def spec(self) -> TeamSpec:
         """The spec of each agent. It makes one reset, because only that shows whether masks come in `info`."""
@@ -69,7 +70,7 @@ class ParallelEnv:
 
     def reset(self, *, seed: int) -> tuple[dict[str, Obs], dict[str, Info]]:
         found = self.env.reset(seed=seed)
-        if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(part, Mapping) for part in found):
+        if not _are_dicts(found, 2):
             raise DataError("reset must return (observations, infos), two dicts by agent")
         self.went_on((), (), steps=0)
         obs, infos = found
@@ -90,7 +91,7 @@ class ParallelEnv:
         self.steps += 1
         found = self.env.step(chosen)
         progressed()
-        if not isinstance(found, tuple) or len(found) != 5 or not all(isinstance(part, Mapping) for part in found):
+        if not _are_dicts(found, 5):
             raise DataError("step must return five dicts by agent: observations, rewards, terminations, truncations, infos")
         obs, rewards, terminations, truncations, infos = found
         if self.ended:
@@ -98,7 +99,7 @@ class ParallelEnv:
         self.rewards = {a: reward_number(r) for a, r in rewards.items() if a not in self.ended}
         over = {a: (bool(terminations.get(a)), bool(truncations.get(a))) for a in self.agents if a not in self.ended}
         ended = {a: flags for a, flags in over.items() if any(flags)}
-        self.ended |= ended.keys()
+        self.ended = self.ended | ended.keys()
         # where an agent ends that has not decided in this episode, there is nothing to end
         self.flags = {a: flags for a, flags in ended.items() if a in self.acted}
         self._check(obs)
@@ -121,16 +122,27 @@ class ParallelEnv:
     def _check(self, obs: Mapping[str, Obs]) -> None:
         """Refuse an agent that is to decide, or that just ended, without an observation, an agent that nobody knows, and one
         that is back after it has left."""
-        if strange := [agent for agent in self.env.agents if agent not in self.agents]:
-            fix = "name all agents that may ever come in there, always in the same order"
-            raise DataError(f"agent {strange[0]!r} is in `agents`, but not in `possible_agents` ({_names(self.agents)}); {fix}")
-        if back := [agent for agent in self.env.agents if agent in self._gone]:
-            fix = "an agent that has ended comes back with the next episode; give one that comes in later a name of its own"
-            raise DataError(f"agent {back[0]!r} is in `agents` again after it has ended; {fix}")
-        self._gone = self.ended.difference(self.env.agents) if self.ended else set()
+        for agent in self.env.agents:
+            if agent not in self.agents:
+                fix = "name all agents that may ever come in there, always in the same order"
+                text = f"is in `agents`, but not in `possible_agents` ({_names(self.agents)})"
+                raise DataError(f"agent {agent!r} {text}; {fix}")
+            if agent in self._gone:
+                fix = "an agent that has ended comes back with the next episode; give one that comes in later a name of its own"
+                raise DataError(f"agent {agent!r} is in `agents` again after it has ended; {fix}")
+        self._gone = self.ended.difference(self.env.agents) if self.ended else self.ended
         if blind := [agent for agent in (*self.live, *self.flags) if agent not in obs]:
             fix = "give one to each agent in `agents`, and to each that ends in this step"
             raise DataError(f"gave no observation of {_names(blind)}; {fix}")
+
+
+def _are_dicts(found: object, number: int) -> bool:
+    """Whether `found` is a tuple of so many dicts."""
+    return isinstance(found, tuple) and len(found) == number and all(map(_is_dict, found))
+
+
+def _is_dict(part: object) -> bool:
+    return part.__class__ is dict or isinstance(part, Mapping)  # the abstract class is slow to ask
 
 
 def _names(agents: Sequence[str]) -> str:

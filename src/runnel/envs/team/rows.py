@@ -78,9 +78,10 @@ class PolicyRows(RowMemory):
         obs, infos = seen
         live = set(source.live)
         shared = self._shared.now(source, obs) if self._shared is not None and live & {*self.side.agents} else {}
+        first_row = env * len(self.side.agents)
+        self.now.active[first_row : first_row + len(self.side.agents)] = [agent in live for agent in self.side.agents]
         for place, agent in enumerate(self.side.agents):
-            row = self.row(env, agent)
-            self.now.active[row] = agent in live
+            row = first_row + place
             if agent not in live:
                 self._blank(row)
                 continue

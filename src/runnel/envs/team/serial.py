@@ -120,8 +120,11 @@ class SerialTeam(TeamBase):
 
     def _chosen(self, index: int, ready: Mapping[str, list[Any]]) -> dict[str, Any]:
         """The actions of all agents of environment `index`."""
-        agents = [(policy, rows, agent) for policy, rows in self._rows.items() for agent in rows.side.agents]
-        return {agent: ready[policy][rows.row(index, agent)] for policy, rows, agent in agents}
+        chosen: dict[str, Any] = {}
+        for policy, rows in self._rows.items():
+            width = len(rows.side.agents)
+            chosen |= zip(rows.side.agents, ready[policy][index * width : (index + 1) * width], strict=True)
+        return chosen
 
     def _step(self, index: int, actions: dict[str, Any]) -> None:
         env, copy, totals = self._envs[index], self._copies[index], self._totals[index]

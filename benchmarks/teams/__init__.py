@@ -1,0 +1,1 @@
+"""How fast teams train beside their environment alone."""
