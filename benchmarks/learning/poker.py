@@ -4,9 +4,9 @@ python -m benchmarks.learning.poker                              # all that is m
 python -m benchmarks.learning.poker --only 'kuhn: *' --seeds 1 2 3
 python -m benchmarks.learning.poker --table                      # only write the table again
 
-A run trains on `tensor:Kuhn` or `tensor:Leduc`, and its policy is then solved in OpenSpiel's game (`rl.games`): NashConv / 2, in
-antes. Beside it stand strategies that do not learn, and PSRO with exact best responses. A seed that has a result with the same
-settings is not run again.
+A run trains on `tensor:Kuhn` or `tensor:Leduc`, and OpenSpiel's game is then solved against its policy (`rl.games`): NashConv /
+2, in antes. Beside it stand strategies that do not learn, and PSRO with exact best responses. A seed that has a result with
+the same settings is not run again.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def anchor_rows() -> list[Row]:
 
 def table(anchors: Sequence[Row], rows: Sequence[Row]) -> str:
     """All that was run: each seed, the mean over seeds with half the width of its 95 % interval, and what was asked for."""
-    lines = ["| player | seeds | mean over seeds | asked for | moves | CPU seconds of a run |", "| --- | --- | --- | --- | --- | --- |"]
+    head = ("player", "seeds", "mean over seeds", "asked for", "moves", "CPU seconds of a run")
+    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     lines += [f"| {row['key']} | | {row['exploitability']:.4f} | | | |" for row in anchors]
     for learner in LEARNERS:
         mine = [row for row in rows if row["key"] == learner.key]
