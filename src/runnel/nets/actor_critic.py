@@ -29,6 +29,7 @@ from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.core.trajectories import ACTIVE
+from runnel.nets.entities import make_torso
 from runnel.nets.layers import ACTIVATIONS, MLP, NetConfig, RunningMeanStd, Torso
 from runnel.nets.rnn import Core
 from runnel.nets.stream import StreamBody
@@ -66,7 +67,9 @@ class ActorCritic(nn.Module):
         self.state_spec = body.state_spec if isinstance(body, RecurrentBody) else {}
         self.policy_obs = body.policy_obs if isinstance(body, PrivilegedBody) else env_spec.obs
         self.log_std = nn.Parameter(torch.zeros(self.head.num_log_std)) if self.head.num_log_std else None
-        leaves = {k: leaf for k, leaf in env_spec.obs.items() if leaf.dtype.is_floating_point} if normalise_obs else {}
+        sets = {key for part in body.modules() if isinstance(part, Torso) for key in part.sets}
+        floats = {k: leaf for k, leaf in env_spec.obs.items() if leaf.dtype.is_floating_point and k not in sets}
+        leaves = floats if normalise_obs else {}
         statistics = nn.ModuleDict({k: RunningMeanStd(leaf.shape) for k, leaf in leaves.items()})
         self.normalisers = cast(Mapping[str, RunningMeanStd], statistics)
         self._normalises = bool(leaves)
@@ -259,7 +262,7 @@ def build_body(env_spec: EnvSpec, config: NetConfig, *, seed: int) -> nn.Module:
         return RecurrentBody(env_spec, config, seed=seed)
     if config.critic_only:
         return PrivilegedBody(env_spec, config, seed=seed)
-    torso = Torso(env_spec.obs, config, seed=make_seed(seed, "torso"))
+    torso = make_torso(env_spec.obs, config, seed=make_seed(seed, "torso"))
     if config.shared or (config.shared is None and torso.convolves):
         return SharedBody(env_spec, config, torso, seed=seed)
     return SeparateBody(env_spec, config, torso, seed=seed)
@@ -309,7 +312,7 @@ class PrivilegedBody(nn.Module):
         sizes = make_head(env_spec.action).num_scores, 1
         torsos, nets = [], []
         for name, obs, size, gain in zip(("actor", "critic"), (self.policy_obs, critic_obs), sizes, GAINS, strict=True):
-            torso = Torso(obs, config, seed=make_seed(seed, name, "torso"))
+            torso = make_torso(obs, config, seed=make_seed(seed, name, "torso"))
             net = MLP(torso.width, size, config=torso.settle(config), head_gain=gain, seed=make_seed(seed, name))
             torsos.append(torso)
             nets.append(net)
@@ -330,7 +333,7 @@ class ActorBody(nn.Module):
     def __init__(self, env_spec: EnvSpec, config: NetConfig, *, seed: int) -> None:
         super().__init__()
         config.check()
-        self.torso = Torso(env_spec.obs, config, seed=make_seed(seed, "actor", "torso"))
+        self.torso = make_torso(env_spec.obs, config, seed=make_seed(seed, "actor", "torso"))
         num_scores, settled = make_head(env_spec.action).num_scores, self.torso.settle(config)
         self.actor = MLP(self.torso.width, num_scores, config=settled, head_gain=GAINS[0], seed=make_seed(seed, "actor"))
 
@@ -372,7 +375,7 @@ class RecurrentBody(nn.Module):
     def __init__(self, env_spec: EnvSpec, config: NetConfig, *, seed: int) -> None:
         super().__init__()
         assert config.core != "none"
-        self.torso = Torso(env_spec.obs, config, seed=make_seed(seed, "torso"))
+        self.torso = make_torso(env_spec.obs, config, seed=make_seed(seed, "torso"))
         self.trunk, width = _trunk(self.torso, config, seed=make_seed(seed, "trunk"))
         self._activation = ACTIVATIONS[config.activation]
         self.core = Core(config.core, width, config.core_size, seed=make_seed(seed, "core"))

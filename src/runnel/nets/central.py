@@ -16,7 +16,8 @@ from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.core.trajectories import AGENT, CLOCK, SHARED
 from runnel.nets.actor_critic import ActorBody, ActorCritic, PrivilegedBody
 from runnel.nets.convolutions import is_image
-from runnel.nets.layers import MLP, NetConfig, RunningMeanStd, Torso
+from runnel.nets.entities import entity_sets, make_torso
+from runnel.nets.layers import MLP, NetConfig, RunningMeanStd
 
 
 def central_body(env_spec: EnvSpec, config: NetConfig, *, seed: int, agent_state: bool = True) -> PrivilegedBody:
@@ -61,11 +62,13 @@ class StateCritic(nn.Module):
         self.obs = dict(obs)
         if not any(map(is_image, obs.values())):
             config = replace(config, channels="auto")  # what agents see may be images all the same
-        self.torso = Torso(obs, config, seed=make_seed(seed, "critic", "torso"))
+        if not entity_sets(obs):
+            config = replace(config, entities="none")
+        self.torso = make_torso(obs, config, seed=make_seed(seed, "critic", "torso"))
         width, settled = self.torso.width + num_extra, self.torso.settle(config)
         self.critic = MLP(width, num_outputs, config=settled, head_gain=1.0, seed=make_seed(seed, "critic"))
-        floats = {key: leaf for key, leaf in obs.items() if leaf.dtype.is_floating_point} if normalise else {}
-        statistics = nn.ModuleDict({key: RunningMeanStd(leaf.shape) for key, leaf in floats.items()})
+        floats = {key: leaf for key, leaf in obs.items() if leaf.dtype.is_floating_point and key not in self.torso.sets}
+        statistics = nn.ModuleDict({key: RunningMeanStd(leaf.shape) for key, leaf in floats.items()} if normalise else {})
         self.normalisers = cast(Mapping[str, RunningMeanStd], statistics)
 
     def forward(self, state: Mapping[str, Tensor], extra: Tensor | None = None) -> Tensor:

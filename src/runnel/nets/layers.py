@@ -36,7 +36,7 @@ class NetConfig:
     """The parts of a network: convolutions for images, fully connected layers, a recurrent core."""
 
     on_resume: ClassVar[OnResume] = stays(
-        *("hidden", "activation", "conv", "channels", "core", "core_size", "shared", "critic_only"),
+        *("hidden", "activation", "conv", "channels", "entities", "core", "core_size", "shared", "critic_only"),
         why="what was learned is of that network",
     )
 
@@ -49,6 +49,9 @@ class NetConfig:
     channels: Channels = "auto"
     """Which axis of an image leaf holds its channels: first is [C, H, W], last is [H, W, C]. auto goes by the shape (two equal
     neighbours are height and width, else the channels are by far the smallest); a shape that does not tell is refused."""
+    entities: Literal["none", "attention", "mean"] = "none"
+    """Parts of a Dict observation that are sets of entities (an array [N, F] called NAME beside a mask [N] called NAME_mask),
+    by attention or as their mean: in no order, with parameters that fit sets of any size. none takes them as plain arrays."""
     core: Literal["none", "gru", "lstm"] = "none"
     """Recurrent core after the hidden layers; actor and critic then share all layers but the last."""
     core_size: int = bounded(64, at_least=1)
@@ -306,8 +309,14 @@ def _flat(x: Tensor, num_dims: int) -> Tensor:
 class Torso(nn.Module):
     """Observation leaves `[..., *shape]` -> `[..., width]`."""
 
+    sets: tuple[str, ...] = ()
+    """Leaves of sets of entities and of their masks, which are not normalised one place at a time (`nets/entities.py`)."""
+
     def __init__(self, obs: Mapping[str, ArraySpec], config: NetConfig, *, seed: int) -> None:
         super().__init__()
+        if config.entities != "none":
+            why = "this network has no layer for sets of entities; on-policy recipes have"
+            raise UnusedSettingError("net.entities", config.entities, f"{why}; leave it at 'none'")
         images = {k: leaf for k, leaf in obs.items() if is_image(leaf)} if config.conv != "none" else {}
         self._vectors = [(k, leaf) for k, leaf in sorted(obs.items()) if k not in images]
         if config.channels != "auto" and not images:

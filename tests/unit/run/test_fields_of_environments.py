@@ -271,6 +271,7 @@ OF: dict[str, dict[str, Try]] = {
     "bc": {"net.critic_only": Try(("luck",)), "num_env_groups": Try(2), "net.core_size": Try(), "total_steps": Try(16)},
     "sac": {"env": Try("MountainCarContinuous-v0"), "env_kwargs": Try({"g": 5.0}), "net.core_size": Try()},
 }
+OF["ippo"]["net.entities"] = Try("attention", {"env": "runnel.envs.team.toy:Swarm", "teams": ()})
 OF["ippo"]["net.critic_only"] = Try(("luck",), {"env": "team_frames:Lucks"})
 OF["selfplay"] = {
     **{name: how for name, how in OF["ippo"].items() if name.startswith("net.")},
@@ -349,6 +350,7 @@ WITH_DATA = {
     **dict.fromkeys(("env", "env_kwargs", "wrappers"), "system/test_data_sets.py"),
     **dict.fromkeys(("data", "data_digest"), "system/test_data_sets.py"),
     **dict.fromkeys(("net.conv", "net.channels"), "unit/nets/test_convolutions.py"),
+    "net.entities": "unit/nets/test_entities.py",
     "replay.compress_frames": "unit/data/test_replay_memory.py",
 }
 """Settings of recipes that read a data set, which is of one environment: with another one they are refused, and other settings

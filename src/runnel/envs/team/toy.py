@@ -273,3 +273,54 @@ class Fleet:
         self.agents = [] if over else list(everybody)
         flags = dict.fromkeys(everybody, over), dict.fromkeys(everybody, False)
         return self._next(), paid, *flags, {agent: {} for agent in everybody}
+
+
+class Swarm:
+    """`num_agents` agents hold a sign each, and see those of the others that are in sight. Each is to say whether there are
+    more of + than of -, its own and those in sight together; who is right gets 1, where both are equally many anybody.
+
+    What an agent sees of the others is a set: an array `others` with a row for each, in an order that is drawn anew, and a
+    mask `others_mask`. In rows of those that are out of sight stands noise. With more agents the array is longer, no more.
+    """
+
+    def __init__(self, num_agents: int = 3, sight: float = 0.8) -> None:
+        if num_agents < 2:
+            raise ConfigError("env_kwargs.num_agents", num_agents, "use at least 2")
+        self.possible_agents = tuple(f"agent_{i}" for i in range(num_agents))
+        self.sight = sight
+        self.agents: list[str] = []
+        self._rng = np.random.default_rng(0)
+        self._balance: dict[str, float] = {}
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        """The own sign, those of the others, and who of them is in sight."""
+        num = len(self.possible_agents) - 1
+        signs = {"self": spaces.Box(-1.0, 1.0, (1,), np.float32), "others": spaces.Box(-9.0, 9.0, (num, 1), np.float32)}
+        return spaces.Dict({**signs, "others_mask": spaces.MultiBinary(num)})
+
+    def action_space(self, agent: str) -> spaces.Space:
+        """1: more of +."""
+        return spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[ByAgent, ByAgent]:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self.agents, num = list(self.possible_agents), len(self.possible_agents)
+        signs = self._rng.choice(np.array([-1.0, 1.0], np.float32), size=num)
+        seen = {}
+        for i, agent in enumerate(self.possible_agents):
+            others = self._rng.permutation(np.delete(signs, i)).reshape(-1, 1)
+            there = self._rng.random(num - 1) < self.sight
+            self._balance[agent] = float(signs[i] + others[there].sum())
+            noise = np.clip(self._rng.normal(size=others.shape) * 3.0, -9.0, 9.0).astype(np.float32)
+            shown = np.where(there[:, None], others, noise)
+            seen[agent] = {"self": signs[i : i + 1], "others": shown, "others_mask": there.astype(np.int8)}
+        self._seen = seen
+        return seen, {agent: {} for agent in self.agents}
+
+    def step(self, actions: ByAgent) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+        everybody = self.possible_agents
+        paid = {a: float(self._balance[a] == 0.0 or (self._balance[a] > 0.0) == bool(actions[a])) for a in everybody}
+        self.agents = []
+        over = dict.fromkeys(everybody, True), dict.fromkeys(everybody, False)
+        return self._seen, paid, *over, {agent: {} for agent in everybody}
