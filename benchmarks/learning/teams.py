@@ -87,11 +87,17 @@ STEPS = 10_000_000
 NETS: Row = {"hidden": (64, 64), "activation": "tanh"}
 ON_POLICY: Row = {"total_steps": STEPS, "num_envs": 128, "num_steps": 25, "net": NETS}
 PPO: Row = {"num_epochs": 4, "num_minibatches": 4, "lr": "linear(2e-3, 0)", "max_grad_norm": 0.5, "entropy_coef": 0.01}
+REPLAY: Row = {"total_steps": STEPS, "num_envs": 128, "num_steps": 25, "min_fill": 16_000, "update_ratio": 0.005}
+REPLAY |= {"log_every": 500, "replay": {"capacity": 128_000}, "net": {"hidden": (128, 128), "activation": "relu"}}
+VALUES: Row = {"gamma": 0.9, "lr": "linear(2e-3, 0)", "batch_size": 512, "target_every": 200, "epsilon": "linear(1, 0.05, 0.1)"}
 LEARNERS = (
     Learner("spread", "mappo", "mappo", {**ON_POLICY, "ppo": PPO}, -9.0),
     Learner("spread", "ippo", "ippo", {**ON_POLICY, "ppo": PPO}, -9.0),
+    Learner("spread", "vdn", "vdn", {**REPLAY, "qmix": VALUES}, -12.0),
+    Learner("spread", "qmix", "qmix", {**REPLAY, "qmix": VALUES}, -16.0),
+    Learner("spread", "independent_q", "independent_q", {**REPLAY, "qmix": VALUES}, -12.7),
 )
-"""Settings near those of JaxMARL's MAPPO and IPPO on MPE."""
+"""Settings near those of JaxMARL's MAPPO and IPPO, and of its VDN and QMIX (gamma 0.9), on MPE."""
 
 
 def train(learner: Learner, seed: int) -> Row:

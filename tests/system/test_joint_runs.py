@@ -142,6 +142,7 @@ def test_what_cannot_work_is_refused_in_words(tmp_path: Path) -> None:
         ({"qmix": {"mixer": "vdn", "hypernet": 3}}, r"qmix\.hypernet.*is of a mixer"),
         ({"qmix": {"mixer": "none"}, "team_reward": "sum"}, "each agent learns from what it is paid itself"),
         ({"env": CREW.replace("Crew", "Rowers")}, "agents with one choice each; use masac"),
+        ({"env": "tensor:Spread", "num_envs": 5000}, "ends of more than 4096 worlds in one step are not all told"),
         ({"num_steps": 4, "qmix": {"burn_in": 4}, "net": MEMORY["net"]}, "must leave some of num_steps = 4"),
     ):
         with pytest.raises(rl.ConfigError, match=text):

@@ -13,6 +13,8 @@ from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.envs.curricula.config import CurriculumConfig
+from runnel.envs.device.episodes import STEP_RECORDS
+from runnel.envs.registry import is_tensor_env
 from runnel.envs.sampler import VecEnvSampler
 from runnel.envs.spaces import flatten_obs
 from runnel.envs.team.joint import JointVector, TeamReward, joint_spec
@@ -51,6 +53,9 @@ class JointTask:
         own_rewards: bool = False,
     ) -> None:
         self._config, self._own_rewards = config, own_rewards
+        if is_tensor_env(config.env) and config.width > STEP_RECORDS:
+            fix = f"ends of more than {STEP_RECORDS} worlds in one step are not all told, and this recipe needs them"
+            raise ConfigError("num_envs", config.num_envs, f"{fix}; use less, or more num_env_groups")
         routes = [AgentRoute(".*", TEAM, (SampleRoute(TEAM),))]
         try:
             self.team = TeamTask(config, routes=routes, global_state=global_state)

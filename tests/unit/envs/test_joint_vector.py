@@ -14,6 +14,7 @@ from runnel.core.contracts.evaluation import AgentRoute, SampleRoute
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.routes import sides_of, team_routes
 from runnel.core.trajectories import TEAM_ACTIVE, own_reward
+from runnel.envs.device import Spread, TeamView, TensorTeam
 from runnel.envs.spaces import MASK
 from runnel.envs.team.global_state import SEEN, STATE, with_global_state
 from runnel.envs.team.joint import JointVector, TeamReward, joint_action
@@ -194,3 +195,27 @@ def test_several_policies_and_actions_of_several_parts_are_refused() -> None:
     one = joint_action(joint().spec.action.parts[0], 2)
     with pytest.raises(ConfigError, match="each needs one choice or one box"):
         joint_action(one, 2)
+
+
+def test_worlds_of_tensors_end_together_and_are_shown_as_their_team_shows_them() -> None:
+    """Beside a twin of the same seed, whose rows are put side by side here."""
+    world = Spread(max_cycles=5)
+    probe = ParallelEnv(TeamView(world), "probe")
+    ((policy, side),) = sides_of([AgentRoute(".*", "team", (SampleRoute("team"),))], probe.spec()).items()
+    sides = {policy: with_global_state(side, probe)}
+    vector, twin = JointVector(TensorTeam(world, 4, sides=sides, seed=3)), TensorTeam(world, 4, sides=sides, seed=3)
+    vector.reset()
+    rng, out = np.random.default_rng(0), twin.outs[policy]
+    for step in range(1, 12):
+        actions = torch.from_numpy(rng.integers(0, 5, (4, 3)))
+        vector.step(actions)
+        twin.send({policy: actions.flatten()})
+        found = shown(vector)
+        np.testing.assert_array_equal(found["obs"], out.obs["obs"].view(4, 3, -1))
+        np.testing.assert_array_equal(found[STATE], out.obs[STATE].view(4, 3, -1)[:, 0])
+        np.testing.assert_allclose(found["reward"], out.reward.view(4, 3).mean(1), rtol=1e-6)
+        over = step % 5 == 0
+        assert (found["final_rows"], found["truncated"].tolist()) == ([0, 1, 2, 3] if over else [], [over] * 4)
+        if over:
+            np.testing.assert_array_equal(found["final_obs"], out.final_obs["obs"].view(4, 3, -1))
+            assert found[f"final_{TEAM_ACTIVE}"].all()
