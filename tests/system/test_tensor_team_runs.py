@@ -43,7 +43,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(env: str, teams: tuple[str, 
 
 
 def test_a_run_by_kernels_learns_as_the_plain_one_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    """Two policies, one of which waits while the other decides. Measured: metrics differ by 2e-6 at most."""
+    """Two policies, one of which waits while the other decides. Measured: losses and entropies differ by 1e-6 at most."""
     pytest.importorskip("numba")
     teams = {"env": "tensor:Leduc", "teams": ("player_0=first", "player_1=second"), "net": {"hidden": (16, 16)}}
     settings = {**RUN, **teams, "num_envs": 80, "eval": {"episodes": 0}}
