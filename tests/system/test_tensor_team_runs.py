@@ -42,6 +42,28 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(env: str, teams: tuple[str, 
     assert [row["metrics"] for row in resumed.rows()] == [row["metrics"] for row in whole.rows()]
 
 
+def test_a_run_by_kernels_learns_as_the_plain_one_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """Two policies, one of which waits while the other decides. Measured: losses and entropies differ by 1e-6 at most."""
+    pytest.importorskip("numba")
+    teams = {"env": "tensor:Leduc", "teams": ("player_0=first", "player_1=second"), "net": {"hidden": (16, 16)}}
+    settings = {**RUN, **teams, "num_envs": 80, "eval": {"episodes": 0}}
+    plain, whole = (
+        rl.train("ippo", out=str(tmp_path / mode), compiled=mode, progress=False, **settings) for mode in ("off", "on")
+    )
+    (text,) = (row["text"] for row in whole.rows("event") if "compiled:" in row["text"])
+    assert text == "trainer: compiled: numba, PPO of two layers; off with --compiled off"
+    for ours, theirs in zip(whole.rows(), plain.rows(), strict=True):
+        for name in ("loss/policy", "loss/value", "entropy"):
+            for policy in ("first", "second"):
+                key = f"{policy}/{name}"
+                assert ours["metrics"][key] == pytest.approx(theirs["metrics"][key], abs=1e-4), key
+    stop = {"on_update": lambda row: row["version"] < 2, "compiled": "on", "progress": False}
+    resumed = rl.resume(rl.train("ippo", out=str(tmp_path / "stopped"), **stop, **settings).path, progress=False)
+    assert params(resumed) == params(whole)
+    with pytest.raises(rl.ConfigError, match="MAPPOLearner is a variant"):
+        rl.train("mappo", out=str(tmp_path / "never"), compiled="on", progress=False, **settings)
+
+
 def test_a_loaded_policy_plays_a_world_in_python(tmp_path: Path) -> None:
     run = rl.train("ippo", out=str(tmp_path), **{**RUN, "total_updates": 1, "env": "tensor:TicTacToe"})
     policy, env = rl.load(run.path), rl.envs.make_team_env("tensor:TicTacToe")

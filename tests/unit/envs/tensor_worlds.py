@@ -100,7 +100,11 @@ def legal_actions(vector: Any, rng: np.random.Generator) -> dict[str, torch.Tens
     """Random open moves of every row."""
     found = {}
     for policy, out in vector.outs.items():
-        num = vector.sides[policy].spec.action.num_actions
+        action = vector.sides[policy].spec.action
+        num = action.num_actions
+        if not num:  # continuous
+            found[policy] = torch.from_numpy(rng.uniform(-1.0, 1.0, (len(out.reward), *action.shape)).astype(np.float32))
+            continue
         scores = torch.from_numpy(rng.random((len(out.reward), num)))
         if out.action_mask is not None:
             scores = scores.masked_fill(~out.action_mask, -1.0)

@@ -378,7 +378,7 @@ def test_a_setting_counts_or_is_refused(recipe: str, name: str) -> None:
     check_field(recipe, name, BASE[recipe], TRIES | OF.get(recipe, {}), REFUSED.get(recipe, {}))
 
 
-@pytest.mark.parametrize("recipe", ["ppo", "appo", "dqn"])
+@pytest.mark.parametrize("recipe", ["ppo", "appo", "dqn", "ippo", "selfplay"])
 def test_kernels_that_are_asked_for_arrive(recipe: str) -> None:
     pytest.importorskip("numba")
     modes = ("auto", "on", "off")

@@ -16,7 +16,7 @@ from runnel.kernels.jit import forget_older
 from runnel.kernels.lm.numba import loop_maths
 from runnel.kernels.lm.numba.loop_maths import exp
 from runnel.kernels.small.numba import rows
-from runnel.kernels.small.numba.rows import BELOW_ONE, HALF_LOG_TWO_PI, LOWEST, jit, pick, score_row, split, tanh
+from runnel.kernels.small.numba.rows import BELOW_ONE, HALF_LOG_TWO_PI, LOWEST, jit, jit_inline, pick, score_row, split, tanh
 
 forget_older(__file__, rows.__file__, loop_maths.__file__)
 
@@ -65,6 +65,24 @@ def values(vector, sizes, relu, x, memory, out):
         _activate(h2, b2[1], relu)
         np.dot(h2, wc, out[first : first + size])
     out += bc[0]
+
+
+@jit_inline
+def _draw(n, log_std, scores, noise, mask, action, moves, logprob):
+    """What row n does by its scores `[A]`, which are written over, and its noise."""
+    if log_std.shape[0] > 0:
+        found = np.float32(0.0)
+        for k in range(scores.shape[0]):
+            z = noise[n, k]
+            moves[n, k] = scores[k] + np.exp(log_std[k]) * z
+            found -= np.float32(0.5) * z * z + log_std[k] + HALF_LOG_TWO_PI
+        logprob[n] = found
+        return
+    if mask.shape[0] > 0:
+        for k in range(scores.shape[0]):
+            if not mask[n, k]:
+                scores[k] = LOWEST
+    action[n], logprob[n] = pick(scores, noise[n, 0])
 
 
 @jit
@@ -125,24 +143,6 @@ def _pick_rows(first, scores, weights, noise, mask, action, logprob):
         while weights[i, at] == np.float32(0.0):  # rounding may lead to the end of the row, where an action may be forbidden
             at -= 1
         action[first + i], logprob[first + i] = at, scores[i, at] - np.log(total)
-
-
-@jit
-def _draw(n, log_std, scores, noise, mask, action, moves, logprob):
-    """What row n does by its scores `[A]`, which are written over, and its noise."""
-    if log_std.shape[0] > 0:
-        found = np.float32(0.0)
-        for k in range(scores.shape[0]):
-            z = noise[n, k]
-            moves[n, k] = scores[k] + np.exp(log_std[k]) * z
-            found -= np.float32(0.5) * z * z + log_std[k] + HALF_LOG_TWO_PI
-        logprob[n] = found
-        return
-    if mask.shape[0] > 0:
-        for k in range(scores.shape[0]):
-            if not mask[n, k]:
-                scores[k] = LOWEST
-    action[n], logprob[n] = pick(scores, noise[n, 0])
 
 
 @jit
