@@ -97,6 +97,24 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(version: int, whole: rl.Run,
     assert content(rl.resume(stopped.path)) == content(whole)
 
 
+ROLES: dict[str, Any] = {
+    "pool": {"size": 4, "every": 3, "exploiters": 1, "league_exploiters": 1, "exploiter_updates": 4},
+    "staleness": {"mode": "one_step"},
+    "num_env_groups": 2,
+}
+
+
+def test_a_league_of_roles_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """Also where the next batch is made while one trains, and in several processes."""
+    whole = train(tmp_path / "whole", **ROLES)
+    joined = {m["role"] for row in league(whole) for m in row["members"] if not m["live"]}
+    assert joined == {"main", "exploiter", "league-exploiter"}
+    assert content(train(tmp_path / "local", launcher="local", **ROLES)) == content(whole)
+    settings = {**GAME, **ROLES}
+    stopped = rl.train("selfplay", out=str(tmp_path / "b"), on_update=lambda row: row["version"] < 6, **settings)
+    assert content(rl.resume(stopped.path)) == content(whole)
+
+
 class Watched:
     """What every segment of a run says of members, by the vector that made it, in order."""
 

@@ -31,6 +31,8 @@ NEAR = 0.05
 SAME = 1e-6
 """Numbers that differ by less than this share count as equal."""
 SIGNAL = ("groups_zero_signal",)
+OF_SELF_PLAY = "league/win_rate"
+"""A metric of self-play, where returns are means over all seats: what one wins another loses."""
 SIGNED = -1e-3
 """An entropy below this comes from a density (continuous actions). There, an entropy of 0 means nothing special."""
 
@@ -141,6 +143,8 @@ class Watcher:
         if test == "near_zero":
             return value <= limit and not self._signed
         if test == "constant":
+            if OF_SELF_PLAY in metrics:
+                return None
             return metrics.get("episodes", 0.0) - self._steady[1] >= limit
         if test == "clipped":
             return value >= limit * self._most_clipped(metrics)

@@ -142,6 +142,13 @@ def test_returns_that_never_changed_are_a_note() -> None:
     assert (found.kind, found.level) == ("constant returns", "note")
 
 
+def test_the_constant_returns_of_self_play_say_nothing() -> None:
+    """They are means over all seats, and what one wins the other loses."""
+    watcher = Watcher({}, world="environment")
+    row = {"return": 0.0, "league/win_rate": 0.6}
+    assert [found for v in range(1, 301) for found in watcher.see(v, {**row, "episodes": 10.0 * v})] == []
+
+
 @pytest.mark.parametrize(
     ("value", "settings", "level"),
     [
