@@ -18,6 +18,4 @@ class Config(qmix.Config):
     qmix: rl.agents.QMIXConfig = field(default_factory=lambda: rl.agents.QMIXConfig(mixer="vdn"))
 
 
-def build(c: Config) -> rl.Experiment:
-    """The graph of recipe `qmix`."""
-    return qmix.build(c)
+build = qmix.build
