@@ -225,7 +225,7 @@ class Shut(Masked):
     [
         (Haunted, r"gave rewards of 'early_0', which had ended at an earlier step; that would be lost\. Leave it out"),
         (Back, "agent 'early_0' is in `agents` again after it has ended; .* give one that comes in later a name of its own"),
-        (Shut, r"gave the action_mask \[False, False\]; .* at least one open action"),
+        (Shut, r"gave the action_mask \[False, False\]; .* at least one open action .*\(agent 'early_0'\)"),
         (Silent, "no agent is left, but 'late_0' never got terminated or truncated"),
         (Blind, "gave no observation of 'late_0'; give one to each agent in `agents`, and to each that ends in this step"),
         (Raises, r"environment 'toy' \(index 0, episode 0, step 1\) raised RuntimeError: it broke"),
@@ -374,7 +374,7 @@ def test_what_a_step_wrote_before_it_broke_is_undone() -> None:
         assert (out.final_rows, out.truncated.tolist(), out.terminated.tolist()) == ([0], [True], [False])
         assert out.reward.tolist() == [0.0]
     assert early.final_obs["action_mask"].tolist()[0] == [False, True]
-    assert "gave agent 'early_0' no action_mask" in vector.faults()[0]["error"]
+    assert "gave no action_mask; put one into every info (agent 'early_0')" in vector.faults()[0]["error"]
 
 
 def test_one_that_breaks_every_time_or_at_a_reset_or_is_not_to_be_made_anew_ends_the_run() -> None:

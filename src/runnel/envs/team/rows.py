@@ -49,7 +49,10 @@ class PolicyRows(RowMemory):
             row = self.row(env, agent)
             self.now.reward[row] = source.rewards.get(agent, 0.0)
             if agent in source.flags:
-                self._end(row, source.flags[agent], obs[agent], infos.get(agent, {}))
+                try:
+                    self._end(row, source.flags[agent], obs[agent], infos.get(agent, {}))
+                except DataError as error:
+                    raise DataError(f"{error} (agent {agent!r}, at its end)") from error
         if self._shared is not None and any(agent in source.flags for agent in self.side.agents):
             self._share_ends(env, self._shared.at_end(source, obs))
 
@@ -85,17 +88,23 @@ class PolicyRows(RowMemory):
             if agent not in live:
                 self._blank(row)
                 continue
-            self._write(row, obs[agent])
+            try:
+                self._show(row, obs[agent], infos.get(agent, {}), first=first)
+            except DataError as error:
+                raise DataError(f"{error} (agent {agent!r})") from error
             if self._shared is not None:
                 self._shared.write(self._obs, row, shared, agent=place)
-            if self.now.mask is not None:
-                raw = obs[agent][MASK] if self._mask_in_obs else infos.get(agent, {}).get(MASK)
-                if raw is None:
-                    raise DataError(f"gave agent {agent!r} no action_mask; put one into every info")
-                self.now.mask[row] = read_mask(raw, self.side.spec.action)
-            # bounds are looked at once an episode, as a check costs as much as a small step
-            if first and self._bounds and (found := self._bounds.outside(self._obs, slice(row, row + 1))) is not None:
-                raise DataError(f"{found[1]} (agent {agent!r})")
+
+    def _show(self, row: int, obs: Obs, info: Info, *, first: bool) -> None:
+        self._write(row, obs)
+        if self.now.mask is not None:
+            raw = obs[MASK] if self._mask_in_obs else info.get(MASK)
+            if raw is None:
+                raise DataError("gave no action_mask; put one into every info")
+            self.now.mask[row] = read_mask(raw, self.side.spec.action)
+        # bounds are looked at once an episode, as a check costs as much as a small step
+        if first and self._bounds and (found := self._bounds.outside(self._obs, slice(row, row + 1))) is not None:
+            raise DataError(found[1])
 
     def _blank(self, row: int) -> None:
         """Nothing is to be decided in `row`: zeros, and a mask that allows everything."""
