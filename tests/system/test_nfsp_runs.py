@@ -22,7 +22,7 @@ POKER: dict[str, Any] = {
     "num_steps": 9,  # games go on behind the end of a segment
     "total_updates": 8,
     "net": {"hidden": (8,)},
-    "nfsp": {"min_fill": 100, "num_updates": 4, "anticipation": 0.4, "replay_size": 300, "reservoir_size": 150},
+    "nfsp": {"min_fill": 60, "num_updates": 4, "anticipation": 0.4, "replay_size": 300, "reservoir_size": 80},
     "track": (),
     "name": "run",
     "checkpoint": {"every": 3},
@@ -46,7 +46,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(version: int, whole: rl.Run,
     """In the middle of games, of which the policy that plays them is known; both memories are full by then."""
     stopped = rl.train("nfsp", out=str(tmp_path), on_update=lambda row: row["version"] < version, **POKER)
     assert (stopped.status, stopped.version) == ("stopped", version)
-    assert stopped.rows()[-1]["metrics"]["sender/reservoir"] == 150.0
+    assert stopped.rows()[-1]["metrics"]["sender/reservoir"] == 80.0
     assert content(rl.resume(stopped.path), evaluations=False) == content(whole, evaluations=False)
 
 
