@@ -50,6 +50,19 @@ class Learner:
 LEARNERS = (
     # 300,000 games, the budget after which OpenSpiel's NFSP has 0.135
     Learner("kuhn", "nfsp", "nfsp", {"total_steps": 720_000, "num_envs": 128, "num_steps": 16}, goal=0.1),
+    # PSRO whose best responses are learned: a member of the pool is drawn before each game, as Nash picks it
+    Learner(
+        "kuhn",
+        "selfplay, its pool by nash",
+        "selfplay",
+        {
+            "total_steps": 400_000,
+            "num_envs": 128,
+            "num_steps": 16,
+            "ppo": {"num_epochs": 4, "entropy_coef": 0.05, "lr": 1e-3},
+            "pool": {"pick": "nash", "latest": 0.0, "every": 6, "size": 40},
+        },
+    ),
     Learner(
         "leduc",
         "nfsp",
@@ -73,7 +86,11 @@ def train(learner: Learner, seed: int) -> Row:
     if run.interrupted:
         raise KeyboardInterrupt  # a run that was stopped has measured nothing
     wall, cpu = time.monotonic() - wall, time.process_time() - cpu
-    solved = rl.games.exploitability(name, rl.load(run.path))
+    if "pool" in learner.settings:
+        policies, shares = rl.run.frozen_policies(run.path)
+        solved = rl.games.exploitability(name, *policies.values(), weights=list(shares.values()))
+    else:
+        solved = rl.games.exploitability(name, rl.load(run.path))
     found = {"exploitability": solved.value, "gains": list(solved.gains), "value": solved.values[0]}
     return {**found, "steps": run.steps, "wall_s": round(wall, 1), "cpu_s": round(cpu, 1)}
 

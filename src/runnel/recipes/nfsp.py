@@ -30,6 +30,7 @@ class Config(rl.graphs.TeamConfig):
         why = "decisions are drawn from the memories one by one, so no network remembers"
         found = dict.fromkeys(("net.core", "net.core_size"), why)
         found |= dict.fromkeys(("net.critic_only", "net.shared"), "there is no critic")
+        found["compiled"] = "no compiled kernel serves this learner, nor its two policies"
         return super().unused() | found
 
     def check(self) -> None:

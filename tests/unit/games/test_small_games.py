@@ -14,6 +14,7 @@ from runnel.cli.main import main
 from runnel.core.errors import ConfigError, DataError
 from runnel.games import tree
 from runnel.games.small import SmallGame, Strategy
+from runnel.games.trained import game_of
 
 pyspiel = pytest.importorskip("pyspiel")
 GAMES = ["kuhn_poker", "leduc_poker", "liars_dice(dice_sides=3)", "turn_based_simultaneous_game(game=goofspiel(num_cards=3))"]
@@ -143,6 +144,22 @@ def test_the_command_tells_each_run_and_their_mixture(run: rl.Run, capsys: pytes
     for words, *more in (("name the game",), ("leave this out", "kuhn_poker", "--seed", "3"), ("and 3 actions", "leduc_poker")):
         assert main(["eval", str(run.path), "--exploitability", *more]) != 0
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "due"),
+    [
+        ("tensor:Kuhn", {}, "kuhn_poker"),
+        ("tensor:Leduc", None, "leduc_poker"),
+        ("openspiel:liars_dice(dice_sides=3)", {}, "liars_dice(dice_sides=3)"),
+        ("openspiel:liars_dice", {"dice_sides": 3}, "liars_dice(dice_sides=3)"),
+    ],
+)
+def test_the_game_of_a_run_is_found_by_its_environment(env: str, kwargs: dict[str, Any] | None, due: str) -> None:
+    game, same = game_of(env, kwargs), SmallGame(due)
+    for seat, other in zip(game.seats, same.seats, strict=True):
+        assert seat.keys == other.keys
+        assert np.array_equal(seat.seen, other.seen)
 
 
 # ------------------------------------------------------------------------------------------------------------------ refusals
