@@ -75,3 +75,13 @@ def test_environments_that_break_in_processes_are_cut_as_in_the_actor(tmp_path: 
 def test_a_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(rl.ConfigError, match=r"net\.core.*share nothing; a memory is in recipe ippo"):
         train(tmp_path, net={"core": "gru"})
+
+
+def test_a_run_that_starts_from_another_gets_the_scale_of_its_critic(whole: rl.Run, tmp_path: Path) -> None:
+    """Its first values are on the scale of returns, and not on that of a critic which has seen none."""
+    other = train(tmp_path, init_from=str(whole.path), total_updates=1, eval={"episodes": 0}, ppo={**TEAM["ppo"], "lr": 0.0})
+    before, after = load_file(params(whole)), load_file(params(other))
+    for policy in ("sender", "receiver"):
+        name = f"{policy}/body.value_norm.w"
+        assert 0.0 < before[name] < after[name]
+        assert after[f"{policy}/body.critic.weight.0"].equal(before[f"{policy}/body.critic.weight.0"])

@@ -26,7 +26,7 @@ from runnel.core.trajectories import ACTIVE
 from runnel.losses.base import Loss
 from runnel.losses.on_policy import huber_value_loss
 from runnel.nets.actor_critic import ActorCritic
-from runnel.nets.central import ValueNorm
+from runnel.nets.central import CentralBody, ValueNorm
 
 SAID, TARGET = "said", "target"
 """Columns of a batch on the critic's scale: what it said before the update, and what it is to say."""
@@ -80,7 +80,9 @@ class MAPPOLearner(PPOLearner):
         self, config: MAPPOConfig, net: ActorCritic, *, seed: int, collective: Collective | None = None, device: str = "cpu"
     ) -> None:
         super().__init__(config, net, seed=seed, collective=collective, device=device)
-        self.value_norm = ValueNorm(beta=config.value_decay).to(device)
+        # beside the critic that it is of, where that is ours, so that it is published with it; else on its own
+        self.value_norm = self.net.body.value_norm if isinstance(self.net.body, CentralBody) else ValueNorm().to(device)
+        self.value_norm.beta = config.value_decay
 
     def value(self, obs: Mapping[str, Tensor]) -> Tensor:
         """V of obs leaves `[N, *shape] -> [N]`, on the scale of returns; without gradient."""

@@ -77,8 +77,8 @@ class ActorCritic(nn.Module):
     @staticmethod
     def _is_own(body: nn.Module) -> bool:
         """Whether `body` is a user's own."""
-        ours = type(body) in (SeparateBody, SharedBody, PrivilegedBody, ActorBody, StreamBody, TreeBody)
-        return not (ours or isinstance(body, RecurrentBody))
+        ours = type(body) in (SeparateBody, SharedBody, ActorBody, StreamBody, TreeBody)
+        return not (ours or isinstance(body, RecurrentBody | PrivilegedBody))
 
     def train(self, mode: bool = True) -> Self:
         """Change the mode, as for every module."""

@@ -20,7 +20,7 @@ from runnel.nets.entities import entity_sets, make_torso
 from runnel.nets.layers import MLP, NetConfig, RunningMeanStd
 
 
-def central_body(env_spec: EnvSpec, config: NetConfig, *, seed: int, agent_state: bool = True) -> PrivilegedBody:
+def central_body(env_spec: EnvSpec, config: NetConfig, *, seed: int, agent_state: bool = True) -> CentralBody:
     """A policy of what an agent sees, and a critic of the global state in `env_spec` (`shared/...`).
 
     With `agent_state` the critic also reads what the agent itself sees and which agent it is (the agent-specific state of the
@@ -28,7 +28,7 @@ def central_body(env_spec: EnvSpec, config: NetConfig, *, seed: int, agent_state
     """
     config.check()
     critic_obs = env_spec.obs if agent_state else state_of(env_spec)
-    return PrivilegedBody(env_spec, config, seed=seed, critic_obs=critic_obs)
+    return CentralBody(env_spec, config, seed=seed, critic_obs=critic_obs)
 
 
 def state_of(env_spec: EnvSpec) -> dict[str, ArraySpec]:
@@ -98,7 +98,7 @@ class ValueNorm(nn.Module):
     s: Tensor
     w: Tensor
 
-    def __init__(self, *, beta: float) -> None:
+    def __init__(self, *, beta: float = 0.99999) -> None:
         super().__init__()
         self.beta = beta
         for name in ("m", "s", "w"):
@@ -131,3 +131,14 @@ class ValueNorm(nn.Module):
         rows, keep = num.clamp(min=1.0), 1.0 - (1.0 - self.beta) * (num > 0).to(x.dtype)
         for old, new in ((self.m, total / rows), (self.s, square / rows), (self.w, torch.ones_like(rows))):
             old.copy_(keep * old + (1.0 - keep) * new)
+
+
+class CentralBody(PrivilegedBody):
+    """A policy, a central critic, and the scale on which that critic speaks: a run that starts from the parameters of another
+    (`init_from`) gets the critic with its scale, without which its values would mean something else."""
+
+    def __init__(
+        self, env_spec: EnvSpec, config: NetConfig, *, seed: int, critic_obs: Mapping[str, ArraySpec] | None = None
+    ) -> None:
+        super().__init__(env_spec, config, seed=seed, critic_obs=critic_obs)
+        self.value_norm = ValueNorm()
