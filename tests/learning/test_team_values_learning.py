@@ -12,7 +12,7 @@ import runnel as rl
 
 SETTINGS: dict[str, Any] = {
     "env": "tensor:TwoStep",
-    "total_steps": 5_000,
+    "total_steps": 3_000,
     "num_envs": 16,
     "num_steps": 4,
     "min_fill": 256,
@@ -36,7 +36,7 @@ def test_qmix_finds_the_best(tmp_path: Path) -> None:
 
 def test_vdn_takes_the_safe_game_by_the_sums_that_come_nearest_to_the_pays(tmp_path: Path) -> None:
     """7 on 2 of 2 seeds (on 10 of 10 when it was written). Over actions that are tried alike, the sums nearest to pays of 0, 1,
-    1 and 8 are -1.5, 2.5, 2.5 and 6.5 (a regression by hand), and 7 of game A: those of 10 seeds were within 0.25 of them."""
+    1 and 8 are -1.5, 2.5, 2.5 and 6.5 (a regression by hand), and 7 of game A: those of 10 seeds were within 0.3 of them."""
     for seed in (1, 2):
         run = trained("vdn", seed, tmp_path)
         assert run.eval["mean"] == 7.0

@@ -151,11 +151,21 @@ class TeamQNet(AgentNets):
         answers = [net.act(Batch({k: x[:, i] for k, x in leaves.items()}), greedy=greedy) for i, net in enumerate(nets)]
         return Batch({key: torch.stack([a[key] for a in answers], 1) for key in answers[0]})
 
-    def of_agent(self, agent: int) -> OneAgent:
+    def of_agent(self, agent: int) -> OneQ:
         """What acts for one agent alone."""
 
         def act(rows: Batch, greedy: bool) -> Batch:
             net, mine = self.alone(agent, rows)
             return cast(QNet, net).act(mine, greedy=greedy)
 
-        return OneAgent(self, act, noise_size=QNet.noise_size, state_spec=self.nets()[0].state_spec)
+        return OneQ(self, act, noise_size=QNet.noise_size, state_spec=self.nets()[0].state_spec)
+
+
+class OneQ(OneAgent):
+    """One agent of a `TeamQNet`."""
+
+    @property
+    def epsilon(self) -> Tensor:
+        """Its share of random actions; that there is one says that it only explores at random."""
+        assert isinstance(self.team, TeamQNet)
+        return self.team.nets()[0].epsilon

@@ -213,7 +213,9 @@ def test_an_agent_alone_does_what_it_does_in_the_team(core: Any, share: str) -> 
         for i in range(A):
             mine = Batch({key: rows[key][:, i] for key in ("obs", *net.state_spec)})
             mine |= {"noise": rows["noise"].view(6, A, 2)[:, i], "action_mask": mask[:, i]}
-            alone = net.of_agent(i).act(mine, greedy=greedy)
+            one = net.of_agent(i)
+            assert one.epsilon.item() == epsilon
+            alone = one.act(mine, greedy=greedy)
             for key, x in alone.items():
                 torch.testing.assert_close(x, whole[key][:, i], rtol=1e-5, atol=1e-6)
         assert bool(mask.gather(-1, whole["action"].unsqueeze(-1)).all())
