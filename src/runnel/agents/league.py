@@ -69,7 +69,7 @@ class PoolConfig:
     window: int = bounded(200, at_least=1)
     """Games against a member, from each seat, over which win rates fade."""
     openings: int = bounded(0, at_least=0)
-    """Moves of each seat at the beginning of an episode that are drawn uniformly, at most; how many is drawn for each seat anew.
+    """Most moves of each seat at the beginning of an episode that are drawn uniformly; how many is drawn for each seat anew.
     Nothing is learned from them. For games in which good players would always play the same few lines."""
     exploiters: int = bounded(0, at_least=0)
     """Further live policies that play the main one alone. Each has a learner of its own."""

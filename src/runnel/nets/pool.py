@@ -83,8 +83,8 @@ class PoolNet:
     """`live` policies by role, and `places` for frozen copies of them, which play environments of `seats` agents.
 
     Rows are environment-major (row = e * A + a). A reply says which member acted (`MEMBER`). With `greedy` the live policies
-    take their most probable action, frozen ones still draw: an evaluation meets them as training does. Up to `openings` moves of
-    each seat at the beginning of an episode are uniform over what is allowed; how many is drawn for each seat.
+    take their most probable action, frozen ones still draw: an evaluation meets them as training does. Up to `openings` moves
+    of each seat at the beginning of an episode are uniform over what is allowed; how many is drawn for each seat.
     """
 
     def __init__(self, live: Mapping[str, ActorCritic], *, places: int, seats: int, openings: int = 0) -> None:
