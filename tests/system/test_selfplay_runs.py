@@ -98,7 +98,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(version: int, whole: rl.Run,
 
 
 ROLES: dict[str, Any] = {
-    "pool": {"size": 4, "every": 3, "exploiters": 1, "league_exploiters": 1, "exploiter_updates": 4},
+    "pool": {"size": 4, "every": 3, "openings": 1, "exploiters": 1, "league_exploiters": 1, "exploiter_updates": 4},
     "staleness": {"mode": "one_step"},
     "num_env_groups": 2,
 }
@@ -142,7 +142,7 @@ class Watched:
             member, ended, active = (
                 torch.cat(xs)
                 for xs in (
-                    [a["member"] for a in parts],
+                    [a["member"].abs() for a in parts],
                     [a["terminated"] | a["truncated"] for a in parts],
                     [a["active"][:-1] for a in parts],
                 )
@@ -163,7 +163,7 @@ HARD: dict[str, Any] = {
     "num_actors": 2,
     "num_env_groups": 2,
     "num_steps": 4,
-    "total_updates": 40,
+    "total_updates": 24,
     "pool": {"size": 2, "every": 1, "latest": 0.2, "window": 20},
     "eval": {"episodes": 0},
     "checkpoint": {"every": "never"},
@@ -177,10 +177,11 @@ HARD: dict[str, Any] = {
         {"staleness": {"mode": "window", "max_lag": 3}},
         {"staleness": {"mode": "one_step"}},
         {"env": "selfplay_games:Three"},
+        {"pool": {"size": 2, "every": 1, "latest": 0.2, "window": 20, "openings": 2}},
         {"env": "pettingzoo:classic.tictactoe_v3", "ppo": {"num_minibatches": 1, "num_epochs": 1}},
         {"net": {"core": "gru", "hidden": (8,), "core_size": 4}, "ppo": {"num_minibatches": 1, "num_epochs": 1}},
     ],
-    ids=["window", "one step", "three seats", "turns", "recurrent"],
+    ids=["window", "one step", "three seats", "openings", "turns", "recurrent"],
 )
 def test_no_opponent_changes_inside_an_episode(more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool of two, of which one is replaced at every update as soon as its last episode is over; segments are shorter than
@@ -188,9 +189,9 @@ def test_no_opponent_changes_inside_an_episode(more: dict[str, Any], tmp_path: P
     watched = Watched(monkeypatch, lanes=2)
     run = train(tmp_path, **{**HARD, **more})
     assert run.status == "finished"
-    assert watched.check(3 if "Three" in run.path.joinpath("config.json").read_text() else 2) > 50
+    assert watched.check(3 if "Three" in run.path.joinpath("config.json").read_text() else 2) > 30
     members = {m["name"] for row in league(run) for m in row["members"]}
-    assert len(members) > 8
+    assert len(members) > 6
 
 
 def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:

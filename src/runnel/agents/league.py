@@ -45,7 +45,7 @@ class PoolConfig:
     """The pool of frozen policies, who joins it, and who is drawn from it."""
 
     on_resume: ClassVar[OnResume] = stays(
-        "size", "exploiters", "league_exploiters", why="the pool with its places is part of the checkpoint"
+        *("size", "openings", "exploiters", "league_exploiters"), why="places and open episodes are part of the checkpoint"
     ) | may_change("every", "beat", "latest", "pick", "power", "floor", "window", "exploiter_wins", "exploiter_updates")
 
     size: int = bounded(16, at_least=2)
@@ -68,6 +68,9 @@ class PoolConfig:
     """All but uniform and latest: the share of opponents that are picked uniformly, so that no win rate grows old."""
     window: int = bounded(200, at_least=1)
     """Games against a member, from each seat, over which win rates fade."""
+    openings: int = bounded(0, at_least=0)
+    """Most moves of each seat at the beginning of an episode that are drawn uniformly; how many is drawn for each seat anew.
+    Nothing is learned from them. For games in which good players would always play the same few lines."""
     exploiters: int = bounded(0, at_least=0)
     """Further live policies that play the main one alone. Each has a learner of its own."""
     league_exploiters: int = bounded(0, at_least=0)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runnel.core.lineups import LINEUP, MEMBER
+from runnel.core.lineups import LINEUP, MEMBER, OPENING
 from runnel.core.records import Batch, Segment, StreamSpec
 from runnel.core.state import State
 from runnel.core.trajectories import ACTIVE, REWARD, TASK_RETURN
@@ -23,13 +23,14 @@ from runnel.ops.returns import returns_so_far
 
 Games = Counter[tuple[int, int, int, int]]
 """Games by (member, other member, seat of the first, result of the first)."""
-_OURS = (MEMBER, LINEUP, TASK_RETURN)
+_OURS = (MEMBER, LINEUP, OPENING, TASK_RETURN)
 """Fields that only the league reads."""
 
 
 def rows_of(segment: Segment, number: int) -> Segment:
     """The segment as the learner of member `number` sees it: in the rows of all others nobody decides."""
     arrays = Batch({key: x for key, x in segment.arrays.items() if key not in _OURS})
+    # the moves of a random opening have negative numbers: nobody chose them, so nobody learns from them
     # an episode that goes on behind the last step is played by who has played it; where one ended, nothing reads that flag
     member = segment.arrays[MEMBER]
     arrays[ACTIVE] = segment.arrays[ACTIVE] & (torch.cat([member, member[-1:]]) == number)
@@ -69,7 +70,7 @@ class Outcomes:
         a = segment.arrays
         ended = (a["terminated"] | a["truncated"]).numpy(force=True)
         sums = returns_so_far(a[REWARD].double(), a["terminated"] | a["truncated"], a[TASK_RETURN].double(), gamma=1.0)
-        member, active = a[MEMBER].numpy(force=True), a[ACTIVE].numpy(force=True)
+        member, active = a[MEMBER].abs().numpy(force=True), a[ACTIVE].numpy(force=True)
         before = self._lanes.get(key)
         follows = before is not None and before.count == count - self._per_writer
         left = before.left.copy() if before is not None and follows else np.full((rows // self._seats, self._seats), np.nan)

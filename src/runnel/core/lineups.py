@@ -7,8 +7,11 @@ from __future__ import annotations
 
 LINEUP = "state/lineup"
 """Whose turn it is to play each seat of the row's environment, by number; zeros: not drawn yet. `[B, A]` int64"""
+OPENING = "state/opening"
+"""How many moves of a row are still to be drawn uniformly, where episodes have random openings. `[B]` int64"""
 MEMBER = "member"
-"""The number of the member that acts for a row, in replies and segments. `[B]` int64"""
+"""The number of the member that acts for a row, in replies and segments; less than 0 (its number with a minus) where a random
+opening acted in its place. `[B]` int64"""
 RANDOM = -1
 """In a lineup of an evaluation: a player whose actions are uniform over those that are allowed."""
 

@@ -54,7 +54,9 @@ def league_graph(
     seats = len(side.agents)
 
     def together() -> PoolNet:
-        return PoolNet({role: network(role, side.spec) for role in pool.roles}, places=pool.places, seats=seats)
+        return PoolNet(
+            {role: network(role, side.spec) for role in pool.roles}, places=pool.places, seats=seats, openings=pool.openings
+        )
 
     net = together()
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.lineups import LINEUP, MEMBER, RANDOM, role_and_version
+from runnel.core.lineups import LINEUP, MEMBER, OPENING, RANDOM, role_and_version
 from runnel.core.records import Batch
 from runnel.core.spaces import ArraySpec
 from runnel.nets.actor_critic import ActorCritic
@@ -83,19 +83,22 @@ class PoolNet:
     """`live` policies by role, and `places` for frozen copies of them, which play environments of `seats` agents.
 
     Rows are environment-major (row = e * A + a). A reply says which member acted (`MEMBER`). With `greedy` the live policies
-    take their most probable action, frozen ones still draw: an evaluation meets them as training does.
+    take their most probable action, frozen ones still draw: an evaluation meets them as training does. Up to `openings` moves
+    of each seat at the beginning of an episode are uniform over what is allowed; how many is drawn for each seat.
     """
 
-    def __init__(self, live: Mapping[str, ActorCritic], *, places: int, seats: int) -> None:
+    def __init__(self, live: Mapping[str, ActorCritic], *, places: int, seats: int, openings: int = 0) -> None:
         if seats < 2:
             raise ConfigError("env", f"{seats} agent", "self-play is for games of at least two agents")
-        self.live, self.seats = dict(live), seats
+        self.live, self.seats, self.openings = dict(live), seats, openings
         first = next(iter(self.live.values()))
         self.env_spec, self._first = first.env_spec, first
         self.own_noise = first.noise_size
         """Columns of the noise that an action needs; behind them are those of the draw."""
-        self.noise_size = first.noise_size + seats + 2
+        self.noise_size = first.noise_size + seats + 2 + bool(openings)
         self.state_spec: Mapping[str, ArraySpec] = {**first.state_spec, LINEUP: ArraySpec((seats,), torch.int64)}
+        if openings:
+            self.state_spec = {**self.state_spec, OPENING: ArraySpec((), torch.int64)}
         self._copies = [copy.deepcopy(first) for _ in range(places)]
         num_roles, num = len(self.live), len(self.live) + places
         self._league = {
@@ -122,14 +125,24 @@ class PoolNet:
         lineup = self._lineups(rows)
         member = lineup.flatten()
         places = self._places(member)
-        inner = Batch({key: x for key, x in rows.items() if key not in (LINEUP, "noise")})
+        left = self._opening(rows) if self.openings else torch.zeros_like(member)
+        inner = Batch({key: x for key, x in rows.items() if key not in (LINEUP, OPENING, "noise")})
         if "noise" in rows:
             inner["noise"] = rows["noise"][:, : self.own_noise]
-        found = self._by_place(inner, places, greedy=greedy)
+        found = self._by_place(inner, places.masked_fill(left > 0, -1), greedy=greedy)
         numbers = self._league[NUMBERS]
-        found[MEMBER] = torch.where(places < 0, member, numbers[places.clamp(min=0)])
+        number = torch.where(places < 0, member, numbers[places.clamp(min=0)])
+        found[MEMBER] = torch.where(left > 0, -number, number)
         found[LINEUP] = lineup.repeat_interleave(self.seats, 0)
+        if self.openings:
+            found[OPENING] = (left - 1).clamp(min=0)
         return found
+
+    def _opening(self, rows: Batch) -> Tensor:
+        """Uniform moves that each row still has to make, the next one included; drawn at the row's first decision. `-> [B]`"""
+        new = ~rows[LINEUP].ne(0).any(1)
+        drawn = (rows["noise"][:, -1].double() * (self.openings + 1)).long().clamp(max=self.openings)
+        return torch.where(new, drawn, rows[OPENING])
 
     def _lineups(self, rows: Batch) -> Tensor:
         """The lineup of each environment: that of any of its rows that has one, else a new one. `-> [E, A]`"""
@@ -141,7 +154,8 @@ class PoolNet:
         new = ~has.any(1)
         if not bool(new.any()):
             return mine
-        noise = rows["noise"].view(len(told), self.seats, -1)[:, 0, self.own_noise :].double()
+        columns = slice(self.own_noise, self.own_noise + self.seats + 2)
+        noise = rows["noise"].view(len(told), self.seats, -1)[:, 0, columns].double()
         return torch.where(new.unsqueeze(1), self._draw(noise), mine)
 
     def _draw(self, noise: Tensor) -> Tensor:

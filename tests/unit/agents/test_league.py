@@ -102,6 +102,21 @@ def test_what_frozen_members_see_and_get_reaches_neither_gradients_nor_statistic
     assert int(found[0]["main/normalisers.obs.count"]) == alone
 
 
+def test_nothing_is_learned_from_random_openings() -> None:
+    """Their moves have the number of whoever they stand for with a minus: no bit of the update depends on them."""
+    found = []
+    for action in (0, 2):
+        learner, one = league(normalise_reward=False), segment(1)
+        first = torch.arange(0, T, 4)
+        one.arrays[MEMBER][first] *= -1
+        one.arrays["action"][first] = action
+        learner.update(learner.prepare({"main": [one]}, progress=0.0))
+        found.append({k: x.clone() for k, x in learner.params().items() if k.startswith("main/")})
+        assert sum(learner.pool.row(1, torch.zeros(5))["games"]["main"]["main@0"][:3]) > 0
+    assert all(torch.equal(x, found[1][key]) for key, x in found[0].items())
+    assert int(found[0]["main/normalisers.obs.count"]) == int((segment(1).arrays[MEMBER] == MAIN).sum()) * 3 // 4
+
+
 def test_against_itself_both_seats_are_trained_as_ppo_alone_would() -> None:
     learner, one = league(), segment(1, (MAIN,))
     plain = PPOLearner(learner.members["main"].config, net(0), seed=0)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ MOST = dict.fromkeys(RECIPES, 30) | {
     "ppo_lagrangian": 34,
     "mappo": 34,
     **dict.fromkeys(("qmix", "vdn", "independent_q", "masac"), 33),
-    "selfplay": 41,
+    "selfplay": 42,
     "happo": 32,
     "dqn": 34,
     "drm": 37,

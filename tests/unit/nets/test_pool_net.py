@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runnel.core.errors import DataError
-from runnel.core.lineups import LINEUP, MEMBER, RANDOM, number_of, place_code
+from runnel.core.lineups import LINEUP, MEMBER, OPENING, RANDOM, number_of, place_code
 from runnel.core.records import Batch
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
 from runnel.nets.actor_critic import ActorCritic, build_body
@@ -150,3 +150,25 @@ def test_shared_memory_is_seen_and_copies_are_not() -> None:
     assert not torch.equal(other.act(rows(made, 10, told))["logprob"], before)
     vectors = {kind.removeprefix(FROZEN): x[1] for kind, x in state.items() if kind.startswith(FROZEN)}
     assert all(torch.equal(x, nets[3].state_dict()[name]) for name, x in unpacked(vectors, like).items())
+
+
+def test_random_openings_are_uniform_counted_down_and_told_apart() -> None:
+    """A seat has 0, 1 or 2 of them, each as often; its member's number has a minus meanwhile, and then it plays itself."""
+    made, _ = pool()
+    state = made.state_dict()
+    made = PoolNet({"main": net(1), "rival": net(2)}, places=3, seats=2, openings=2)
+    made.load_state_dict(state)
+    asked = rows(made, 3000)
+    asked[OPENING] = torch.zeros(6000, dtype=torch.int64)
+    asked["action_mask"][:] = torch.tensor([True, False, True, True])
+    asked["noise"][:, -1] = (torch.arange(6000) % 300 + 0.5) / 300
+    first = made.act(asked)
+    num = first[OPENING] + (first[MEMBER] < 0)
+    assert num.bincount().tolist() == [2000, 2000, 2000]
+    assert torch.equal(first[MEMBER].abs(), first[LINEUP][::2].flatten())
+    shares = first["action"][first[MEMBER] < 0].bincount(minlength=4) / 4000
+    assert shares.tolist() == pytest.approx([1 / 3, 0.0, 1 / 3, 1 / 3], abs=0.03)
+    for step in (1, 2):
+        asked = Batch({**asked, LINEUP: first[LINEUP], OPENING: first[OPENING]})
+        first = made.act(asked)
+        assert int((first[MEMBER] < 0).sum()) == {1: 2000, 2: 0}[step]
