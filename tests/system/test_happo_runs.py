@@ -34,6 +34,13 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(whole: rl.Run, tmp_path: Pat
     assert content(rl.resume(stopped.path), evaluations=False) == content(whole, evaluations=False)
 
 
+def test_counterfactual_runs_are_resumed_alike(tmp_path: Path) -> None:
+    more: dict[str, Any] = {**HAPPO, "teams": ("each",), "eval": {"episodes": 0}, "coma": {"target_every": 2}}
+    whole = rl.train("coma", out=str(tmp_path / "whole"), **more)
+    stopped = rl.train("coma", out=str(tmp_path / "part"), on_update=lambda row: row["version"] < 5, **more)
+    assert content(rl.resume(stopped.path)) == content(whole)
+
+
 def test_what_cannot_be_read_as_one_round_is_refused(whole: rl.Run, tmp_path: Path) -> None:
     for more, text in (
         ({"net": {"core": "gru"}}, r"net\.core.*no memory"),
