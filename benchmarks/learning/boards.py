@@ -178,7 +178,7 @@ def lines_lost(mine: Move) -> int:
     return count("", 0) + count("", 1)
 
 
-PPO: Row = {"num_epochs": 4, "num_minibatches": 4, "gamma": 1.0, "entropy_coef": 0.02}
+PPO: Row = {"num_epochs": 4, "num_minibatches": 4, "gamma": 1.0, "entropy_coef": 0.03}
 ENTRIES = (
     Entry(
         "tic-tac-toe",
@@ -187,9 +187,9 @@ ENTRIES = (
             "total_steps": 1_500_000,
             "num_envs": 128,
             "num_steps": 32,
-            "net": {"hidden": (128, 128)},
+            "net": {"hidden": (256, 256)},
             "ppo": PPO,
-            "pool": {"every": 20, "size": 4, "pick": "uniform", "latest": 0.4},
+            "pool": {"every": 20, "size": 2, "pick": "uniform", "latest": 0.8, "openings": 3},
         },
         {"at random": (at_random, 2000, 0), "perfect play": (perfect, 2000, 0)},
     ),
@@ -202,7 +202,7 @@ ENTRIES = (
             "num_steps": 64,
             "net": {"hidden": (256, 256)},
             "ppo": PPO,
-            "pool": {"every": 25, "size": 16, "pick": "pfsp"},
+            "pool": {"every": 25, "size": 16, "pick": "pfsp", "openings": 2},
         },
         {"at random": (at_random, 400, 2), "MCTS, 50 simulations": (tree_search, 400, 2)},
     ),
