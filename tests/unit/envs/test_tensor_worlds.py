@@ -126,7 +126,7 @@ def test_spread_in_a_crowd_steps_as_mpe2_does() -> None:
 @pytest.mark.parametrize("counts", [(1, 3, 2), (2, 2, 3)])
 def test_tag_steps_as_mpe2_does(counts: tuple[int, int, int]) -> None:
     """30 episodes that begin in a crowd, at the rim, or as mpe2 draws them, and are set right before every step, because what
-    touches drives rounding apart: measured 3e-6 at most."""
+    touches drives rounding apart: under 1e-5."""
     from mpe2 import simple_tag_v3
 
     kwargs = dict(zip(("num_good", "num_adversaries", "num_obstacles"), counts, strict=True))
