@@ -11,9 +11,6 @@ against a player that moves at random, against perfect play (minimax) or against
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,12 +18,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from benchmarks import machine, venvs
+from benchmarks import venvs
 from benchmarks.harness import RESULTS
+from benchmarks.learning import seeds
+from benchmarks.learning.seeds import Row
 
 import runnel as rl
 
-Row = dict[str, Any]
 Move = Callable[[Any], int]
 """From a state of OpenSpiel to a move."""
 OUT, RUNS = RESULTS / "learning" / "boards", venvs.ROOT / "runs" / "boards"
@@ -229,7 +227,7 @@ def judge(entry: Entry, folder: Any) -> Row:
     return {"games": games, **({"lines_lost": lines_lost(mine)} if entry.board is TIC_TAC_TOE else {})}
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(_: Sequence[Row], rows: Sequence[Row]) -> str:
     """Each seed from both seats: wins, draws, losses; and together the share of points, a draw being half a win."""
     lines = ["| game | seed | opponent | first: won, drawn, lost | second | points | steps | minutes |", "|" + " --- |" * 8]
     for row in rows:
@@ -241,26 +239,5 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", nargs="+", default=["*"], help="names, such as 'tic-tac-toe'")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--table", action="store_true", help="only write the table again")
-    args = parser.parse_args()
-    OUT.mkdir(parents=True, exist_ok=True)
-    for entry in [e for e in ENTRIES if any(fnmatch.fnmatch(e.key, p) for p in args.only)] if not args.table else []:
-        for seed in args.seeds:
-            path = OUT / f"{entry.key.replace(' ', '-')}-{seed}.json"
-            settings = json.loads(json.dumps(entry.settings))
-            if path.exists() and json.loads(path.read_text())["settings"] == settings:
-                continue
-            row = {"key": entry.key, "seed": seed, "settings": settings, **train(entry, seed), "machine": machine.facts()}
-            path.write_text(json.dumps(row, indent=1) + "\n")
-            print(table([row]), flush=True)
-    rows = [json.loads(path.read_text()) for path in sorted(OUT.glob("*.json"))]
-    (OUT / "table.md").write_text(table(rows) + "\n")
-    print(table(rows))
-
-
 if __name__ == "__main__":
-    main()
+    seeds.main(OUT, ENTRIES, train, table)

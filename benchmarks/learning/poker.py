@@ -11,22 +11,19 @@ the same settings is not run again.
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from benchmarks import machine, venvs
+from benchmarks import venvs
 from benchmarks.harness import RESULTS
+from benchmarks.learning import seeds
+from benchmarks.learning.seeds import Row
 
 import runnel as rl
 from runnel.eval.statistics import mean_interval
 
-Row = dict[str, Any]
 OUT, RUNS = RESULTS / "learning" / "poker", venvs.ROOT / "runs" / "poker"
 GAMES = {"kuhn": ("tensor:Kuhn", "kuhn_poker"), "leduc": ("tensor:Leduc", "leduc_poker")}
 PLAIN: Row = {"track": (), "progress": False, "checkpoint": {"every": 0}, "eval": {"episodes": 0}}
@@ -123,36 +120,8 @@ def table(anchors: Sequence[Row], rows: Sequence[Row]) -> str:
         goal = "" if learner.goal is None else f"< {learner.goal:g}"
         each, cpu = ", ".join(f"{x:.3f}" for x in values), np.mean([row["cpu_s"] for row in mine])
         lines.append(f"| {learner.key} | {each} | {mean:.3f} ± {half:.3f} | {goal} | {mine[0]['steps']:,} | {cpu:.0f} |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", nargs="+", default=["*"], help="names, such as 'kuhn: *'")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--table", action="store_true", help="only write the table of what was run again")
-    args = parser.parse_args()
-    OUT.mkdir(parents=True, exist_ok=True)
-    path = OUT / "rows.json"
-    known: Row = json.loads(path.read_text("utf-8")) if path.is_file() else {"rows": []}
-    if "anchors" not in known:
-        known["anchors"] = anchor_rows()
-    chosen = [] if args.table else [x for x in LEARNERS if any(fnmatch.fnmatch(x.key, p) for p in args.only)]
-    for seed in args.seeds:
-        for learner in chosen:
-            settings = json.loads(json.dumps(learner.settings))
-            known["rows"] = [r for r in known["rows"] if r["key"] != learner.key or r["settings"] == settings]
-            if any(r["key"] == learner.key and r["seed"] == seed for r in known["rows"]):
-                continue
-            facts = {"key": learner.key, "seed": seed, "code": machine.commit(venvs.ROOT), "machine": machine.facts()}
-            known["rows"].append({**facts, **train(learner, seed), "settings": settings})
-            path.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
-            print(json.dumps({k: known["rows"][-1][k] for k in ("key", "seed", "exploitability", "cpu_s")}), flush=True)
-    path.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
-    found = f"Exploitability (NashConv / 2), in antes.\n\n{table(known['anchors'], known['rows'])}\n"
-    (OUT / "table.md").write_text(found, "utf-8")
-    print(found)
+    return "Exploitability (NashConv / 2), in antes.\n\n" + "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    seeds.main(OUT, LEARNERS, train, table, anchor_rows)

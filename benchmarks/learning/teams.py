@@ -11,24 +11,21 @@ random, and one by a script. A seed that has a result with the same settings is 
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from benchmarks import machine, venvs
+from benchmarks import venvs
 from benchmarks.harness import RESULTS
-from benchmarks.learning import anchors
+from benchmarks.learning import anchors, seeds
 from benchmarks.learning.anchors import Player
+from benchmarks.learning.seeds import Row
 
 import runnel as rl
 from runnel.eval.statistics import mean_interval
 
-Row = dict[str, Any]
 OUT, RUNS = RESULTS / "learning" / "teams", venvs.ROOT / "runs" / "teams"
 EPISODES = 500
 
@@ -148,37 +145,9 @@ def table(anchor: Sequence[Row], rows: Sequence[Row]) -> str:
             f"{minutes:.1f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", nargs="+", default=["*"], help="names, such as 'spread: *'")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--table", action="store_true", help="only write the table of what was run again")
-    args = parser.parse_args()
-    OUT.mkdir(parents=True, exist_ok=True)
-    path = OUT / "rows.json"
-    known: Row = json.loads(path.read_text("utf-8")) if path.is_file() else {"rows": []}
-    if "anchors" not in known:
-        known["anchors"] = anchor_rows()
-    chosen = [] if args.table else [x for x in LEARNERS if any(fnmatch.fnmatch(x.key, p) for p in args.only)]
-    for seed in args.seeds:
-        for learner in chosen:
-            settings = json.loads(json.dumps(learner.settings))
-            known["rows"] = [r for r in known["rows"] if r["key"] != learner.key or r["settings"] == settings]
-            if any(r["key"] == learner.key and r["seed"] == seed for r in known["rows"]):
-                continue
-            facts = {"key": learner.key, "seed": seed, "code": machine.commit(venvs.ROOT), "machine": machine.facts()}
-            known["rows"].append({**facts, **train(learner, seed), "settings": settings})
-            path.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
-            print(json.dumps({k: known["rows"][-1][k] for k in ("key", "seed", "mean", "half", "wall_s")}), flush=True)
     units = "\n".join(f"- {task.name}: {task.unit}" for task in TASKS.values())
-    found = f"{units}\n\n{table(known['anchors'], known['rows'])}\n"
-    path.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
-    (OUT / "table.md").write_text(found, "utf-8")
-    print(found)
+    return f"{units}\n\n" + "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    seeds.main(OUT, LEARNERS, train, table, anchor_rows)
