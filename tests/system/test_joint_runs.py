@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import runnel as rl
+from runnel.recipes import qmix
 from runnel.run.checkpoint import read_parts
 
 CREW = f"{Path(__file__).parents[1] / 'unit' / 'envs' / 'team_envs.py'}:Crew"
@@ -147,3 +148,13 @@ def test_what_cannot_work_is_refused_in_words(tmp_path: Path) -> None:
     ):
         with pytest.raises(rl.ConfigError, match=text):
             train(tmp_path, **more)  # type: ignore[arg-type]
+
+
+def test_every_world_of_many_that_end_at_once_is_told() -> None:
+    """Two-step games end together after two steps; who would miss the end of some would go on into the next game."""
+    config = qmix.Config(num_envs=600, num_steps=2)
+    vector = rl.graphs.JointTask(config, algorithm="qmix", global_state=True).vector(600, seed=0)
+    vector.reset()
+    ends = [vector.step(torch.zeros(600, 2, dtype=torch.int64)).terminated.sum().item() for _ in range(4)]
+    assert ends == [0, 600, 0, 600]
+    assert len(vector.episodes()) == 1200

@@ -75,7 +75,8 @@ class JointTask:
     def vector(self, num_envs: int, *, seed: int, index0: int = 0, evaluation: bool = False) -> VectorEnv:
         """`num_envs` of the environment; `index0` is the number of the first among all of the run. For `evaluation` rows hold
         what agents see alone, and returns are means over agents."""
-        team = self.team.vector(num_envs, seed=seed, index0=index0, acting=evaluation)
+        # it is by their episodes that a team as one agent knows which environments have ended
+        team = self.team.vector(num_envs, seed=seed, index0=index0, acting=evaluation, every_episode=True)
         reward: TeamReward = "mean" if evaluation else self._config.team_reward
         return JointVector(team, team_reward=reward, own_rewards=self._own_rewards and not evaluation)
 

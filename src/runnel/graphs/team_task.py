@@ -81,14 +81,16 @@ class TeamTask:
         """One environment."""
         return make_team_env(self._target, kwargs=self._config.env_kwargs)
 
-    def vector(self, num_envs: int, *, seed: int, index0: int = 0, acting: bool = False) -> TeamVector:
+    def vector(
+        self, num_envs: int, *, seed: int, index0: int = 0, acting: bool = False, every_episode: bool = False
+    ) -> TeamVector:
         """`num_envs` of the environment; `index0` is the number of the first among all of the run. With `acting`, rows hold
-        only what agents see."""
+        only what agents see. With `every_episode`, or `acting`, no episode is left out of the records of a step."""
         c, sides = self._config.vector, self.seen if acting else self.sides
         given: dict[str, Any] = {"sides": sides, "seed": seed, "index0": index0, "name": self.name}
         if is_tensor_env(self._target):
             env = make_tensor_team(self._target, kwargs=self._config.env_kwargs)
-            return TensorTeam(env, num_envs, every_episode=acting, **given)
+            return TensorTeam(env, num_envs, every_episode=acting or every_episode, **given)
         if is_vmas(self._target):
             from runnel.envs.team.vmas import VmasTeam
 
