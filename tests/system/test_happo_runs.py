@@ -46,6 +46,7 @@ def test_what_cannot_be_read_as_one_round_is_refused(whole: rl.Run, tmp_path: Pa
         ({"net": {"core": "gru"}}, r"net\.core.*no memory"),
         ({"staleness": {"mode": "window"}}, "would be taken as they come, and not those of one round"),
         ({"teams": ("sender=a: 5 steps", "receiver=b")}, "segments of one length"),
+        ({"happo": {"num_minibatches": 1_000}}, r"happo\.num_minibatches.*each minibatch needs a moment"),
     ):
         with pytest.raises(rl.ConfigError, match=text):
             train(tmp_path, **more)

@@ -43,6 +43,10 @@ class Config(rl.graphs.TeamConfig):
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
         rl.graphs.check_in_step(self)
+        moments, parts = self.batch_steps // self.placement.trainers, self.happo.num_minibatches
+        if parts > moments:
+            fix = f"each minibatch needs a moment, and an update has {moments}; use at most that, or more num_steps or num_envs"
+            raise rl.ConfigError("happo.num_minibatches", parts, fix)
 
 
 def build(c: Config) -> rl.Experiment:
