@@ -184,6 +184,14 @@ def test_what_cannot_work_is_refused() -> None:
         make_team_env("vmas:balanc")
     with pytest.raises(rl.ConfigError, match="env_kwargs = 'num_envs': runnel sets it itself"):
         make_team_env("vmas:balance", kwargs={"num_envs": 3})
+    for name, options, text in (
+        ("balance", {"n_agent": 3}, "scenario 'balance' does not read all of them; VMAS says: .*n_agent"),
+        ("simple_spread", {"bogus": 1, "n_agents": 2}, "VMAS says: .*bogus"),
+        ("balance", {"max_steps": 0}, r"env_kwargs\.max_steps = 0: use at least one step"),
+        ("balance", {"continuous_actions": "no"}, r"env_kwargs\.continuous_actions = 'no': use true or false"),
+    ):
+        with pytest.raises(rl.ConfigError, match=text):
+            make_team_env(f"vmas:{name}", kwargs=options)
     with pytest.raises(rl.ConfigError, match=r"vector.on_error .* VMAS steps all its worlds at once"):
         rl.train("ippo", env="vmas:balance", vector={"on_error": "restart"})
     with pytest.raises(rl.ConfigError, match=r"vector.backend .* VMAS steps all its worlds at once"):

@@ -7,6 +7,7 @@ playing a policy by hand.
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -46,8 +47,23 @@ def make_worlds(target: str, num_envs: int, options: dict[str, Any]) -> Any:
         raise ConfigError("env", target, f"VMAS has no scenario {name!r}; it has {', '.join(close)}")
     if own := [option for option in options if option in _OURS]:
         raise ConfigError("env_kwargs", own[0], "runnel sets it itself; leave it out (num_envs and seed are settings of a run)")
-    with own_stream():
-        return vmas.make_env(name, num_envs=num_envs, terminated_truncated=True, **{"max_steps": MAX_STEPS, **options})
+    _check(options)
+    with own_stream(), warnings.catch_warnings():
+        # a warning of VMAS, where runnel refuses what nothing would read
+        warnings.filterwarnings("error", message="Scenario kwargs", category=UserWarning)
+        try:
+            return vmas.make_env(name, num_envs=num_envs, terminated_truncated=True, **{"max_steps": MAX_STEPS, **options})
+        except UserWarning as warning:
+            raise ConfigError("env_kwargs", options, f"scenario {name!r} does not read all of them; VMAS says: {warning}") from None
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Refuse options of VMAS that it would take for something else."""
+    max_steps, continuous = options.get("max_steps"), options.get("continuous_actions", True)
+    if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 1):
+        raise ConfigError("env_kwargs.max_steps", max_steps, "use at least one step, or null for episodes without a limit")
+    if not isinstance(continuous, bool):
+        raise ConfigError("env_kwargs.continuous_actions", continuous, "use true or false")
 
 
 @contextmanager
