@@ -15,7 +15,8 @@ from runnel.core.errors import ConfigError
 from runnel.core.records import FieldSpec, StreamSpec
 from runnel.core.routes import Side
 from runnel.core.spaces import EnvSpec
-from runnel.core.trajectories import REWARD, trajectory_stream
+from runnel.core.trajectories import REWARD, own_steps, trajectory_stream
+from runnel.flow.staleness import LagRule
 from runnel.flow.workers.trainer import Phase
 from runnel.graphs.compiling import check_compiled
 from runnel.graphs.experiment import PARAMS, Experiment, InferenceStream, TrainerSpec
@@ -83,7 +84,7 @@ def team_graph(
         config=c,
         title=task.name,
         streams=streams,
-        staleness={stream.name: c.lag_rule(stream.batch_segments, batch_steps=c.batch_steps) for stream in streams},
+        staleness={stream.name: _lag_rule(c, stream, streams) for stream in streams},
         actors=task.actors(nets, gamma=return_gamma),
         inference=tuple(_inference(c, task, policy, partial(task.network, policy, made)) for policy in task.sides),
         trainers=(TrainerSpec(learners, (Phase({s.name: s.batch_segments for s in streams if s.name in read}),)),),
@@ -122,6 +123,18 @@ def _stream(
     )
     more = {name: FieldSpec(("T", "B"), dtype) for name, dtype in (replies or {}).items()}
     return replace(stream, fields={**stream.fields, **more})
+
+
+def _lag_rule(c: TeamConfig, stream: StreamSpec, streams: Sequence[StreamSpec]) -> LagRule:
+    """The staleness policy of one of the `streams`.
+
+    In a window a long segment may be too old although the newest short ones of the same steps are not. The steps that replace
+    it need a few short segments more than the run trains on. So there the longest segments alone, without which nobody plays,
+    end with the run.
+    """
+    rule = c.lag_rule(stream.batch_segments, batch_steps=c.batch_steps)
+    shorter = own_steps(stream) < max(map(own_steps, streams))
+    return replace(rule, stop=None) if shorter and not rule.exact else rule
 
 
 def _check_burn_in(side: Side, net: AgentNet) -> None:

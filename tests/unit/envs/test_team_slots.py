@@ -3,6 +3,7 @@ accounts add up."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fake_streams import FakeClient
@@ -17,8 +18,9 @@ from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.sampler import TeamSampler
 from runnel.envs.team.serial import SerialTeam
 from runnel.flow.slots import SlotTable, TableReader, TableWriter
-from runnel.flow.staleness import LagRule
+from runnel.flow.staleness import LagRule, StalenessConfig
 from runnel.flow.transports.inproc import InprocTransport
+from runnel.recipes import ippo
 
 NUM_STEPS = 8
 BATCHES = 4
@@ -34,6 +36,7 @@ class Run:
         ]
         self.sides = sides_of(with_lengths(routes, NUM_STEPS), ParallelEnv(Leaver(), "probe").spec())
         self.tables: dict[str, SlotTable] = {}
+        longest = max(n for sizes in lengths.values() for n in sizes)
         for side in self.sides.values():
             for sample in side.route.samples:
                 batch = num_actors * lanes * (NUM_STEPS // sample.num_steps)
@@ -48,7 +51,10 @@ class Run:
                     capacity=batch * (lag + 1),
                     num_writers=num_actors,
                 )
-                rule = LagRule(lag=lag, batch=batch, exact=exact, turns=turns, stop=BATCHES)
+                # as `team_graph` has it: the longest segments alone end with the run
+                rule = LagRule(
+                    lag=lag, batch=batch, exact=exact, turns=turns, stop=BATCHES if sample.num_steps == longest else None
+                )
                 self.tables[sample.stream] = InprocTransport().samples(spec, rule)
         self.readers = {name: TableReader(table, "trainer") for name, table in self.tables.items()}
         self.version, self.made_by = 0, dict.fromkeys(self.tables, 0)
@@ -96,6 +102,17 @@ class Run:
     order=st.lists(st.integers(0, 3), min_size=1, max_size=40),
 )
 @example(early=(8,), late=(8,), num_actors=2, lanes=2, lag=1, turns=False, exact=False, order=[0] * 6)
+# the longer segment is dropped, and a shorter one of the same steps is not
+@example(
+    early=(8,),
+    late=(4,),
+    num_actors=2,
+    lanes=2,
+    lag=1,
+    turns=False,
+    exact=False,
+    order=[1, 3, 1, 2, 2, 3, 1, 3, 1, 3, 2, 2, 0, 0],
+)
 def test_nobody_waits_for_ever(
     early: tuple[int, ...],
     late: tuple[int, ...],
@@ -116,3 +133,11 @@ def test_nobody_waits_for_ever(
         run.check_accounts()
         waits = [sampler.waits_for() for sampler in run.samplers]
         assert idle <= num_actors or run.version == BATCHES, f"version {run.version}: all stand still; {waits}"
+
+
+def test_in_a_window_the_longest_segments_alone_end_with_the_run() -> None:
+    for mode, ends in (("window", {"a": None, "b": 4}), ("one_step", {"a": 4, "b": 4})):
+        staleness = StalenessConfig(mode=mode)
+        config = ippo.Config(teams=("sender=a: 16 steps", "receiver=b"), total_updates=4, num_steps=32, staleness=staleness)
+        rules = ippo.build(replace(config, total_steps=None)).staleness
+        assert {name: rule.stop for name, rule in rules.items() if isinstance(rule, LagRule)} == ends

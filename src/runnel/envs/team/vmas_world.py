@@ -54,7 +54,9 @@ def make_worlds(target: str, num_envs: int, options: dict[str, Any]) -> Any:
         try:
             return vmas.make_env(name, num_envs=num_envs, terminated_truncated=True, **{"max_steps": MAX_STEPS, **options})
         except UserWarning as warning:
-            raise ConfigError("env_kwargs", options, f"scenario {name!r} does not read all of them; VMAS says: {warning}") from None
+            raise ConfigError(
+                "env_kwargs", options, f"scenario {name!r} does not read all of them; VMAS says: {warning}"
+            ) from None
 
 
 def _check(options: dict[str, Any]) -> None:
