@@ -141,7 +141,10 @@ class TeamGaussianActor(AgentNets):
         agent_id: bool = True,
         seed: int,
     ) -> None:
-        own = ActionBox(agent_spec.action)  # refuses choices, before a network is made
+        if agent_spec.action.kind != "continuous":
+            fix = "masac needs agents with one box of continuous actions each; use qmix or vdn for choices, or mappo"
+            raise ConfigError("env", agent_spec.action.kind, fix)
+        own = ActionBox(agent_spec.action)
 
         def make(spec: EnvSpec, seed: int) -> _Net:
             size = 2 * agent_spec.action.size
