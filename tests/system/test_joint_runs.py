@@ -148,6 +148,8 @@ def test_what_cannot_work_is_refused_in_words(tmp_path: Path) -> None:
     ):
         with pytest.raises(rl.ConfigError, match=text):
             train(tmp_path, **more)  # type: ignore[arg-type]
+    with pytest.raises(rl.ConfigError, match="; independent_q needs agents of equal spaces"):
+        rl.train("independent_q", out=str(tmp_path), env="runnel.envs.team.toy:Whisper", total_steps=10)
     with pytest.raises(rl.ConfigError, match="masac needs agents with one box of continuous actions each; use qmix or vdn"):
         rl.train("masac", out=str(tmp_path), env=CREW, total_steps=10)
 

@@ -47,7 +47,8 @@ class Config(rl.graphs.TeamReplayConfig):
 def build(c: Config) -> rl.Experiment:
     """Actors write `trajectories`, rows of which are environments; the buffer turns them into `replay` batches."""
     mixer = c.qmix.mixer
-    task = rl.graphs.JointTask(c, algorithm=mixer, global_state=mixer == "qmix", own_rewards=mixer == "none")
+    algorithm, alone = {"none": "independent_q"}.get(mixer, mixer), mixer == "none"
+    task = rl.graphs.JointTask(c, algorithm=algorithm, global_state=mixer == "qmix", own_rewards=alone)
 
     def network() -> rl.nets.TeamQNet:
         return c.qmix.network(task.spec, task.agent_spec, c.net, num_agents=len(task.agents), seed=c.seed)
