@@ -159,7 +159,8 @@ class FrozenPool:
     def row(self, version: int, draw: Tensor) -> State:
         """A row of league.jsonl: members, results since the start, ratings, and the probability of each as main's opponent."""
         there = [*self._live, *self.frozen()]
-        pairs = [(a, b) for a in self._live for b in there if a != b]
+        # who has just left is no member any more, but this is the first row that can tell of its last games
+        pairs = [(a, b) for a in self._live for b in (*there, *sorted(self._retired)) if a != b]
         by_seat: dict[str, dict[str, list[list[int]]]] = {}
         for a, b in pairs:
             counts: list[list[int]] = self._games[self._at[a], self._at[b]].long().tolist()

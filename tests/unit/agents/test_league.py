@@ -238,6 +238,21 @@ def test_the_member_that_is_picked_least_makes_room_and_the_first_stays() -> Non
     assert len(learner.pool.frozen()) == 3
 
 
+def test_a_row_tells_of_the_last_games_of_a_member_that_has_left() -> None:
+    """Between two rows a member may join, play and leave: its games stand in the row that tells that it is gone."""
+    learner = league(PoolConfig(size=2, every=1, window=1000))
+    train(learner, 0)
+    member = number_of(0, 1, 1)
+    met = segment(1, (MAIN,), count=1, version=1)
+    met.arrays[MEMBER][:] = torch.tensor([MAIN, member, member, MAIN]).repeat(E // 2)
+    events = learner.update(learner.prepare({"main": [met]}, progress=0.0)).events
+    (row,) = [event for event in events if event["kind"] == "league"]
+    assert [m["name"] for m in row["members"]] == ["main", "main@0", "main@2"]
+    assert row["games"]["main"]["main@1"][3] == sum(map(sum, row["by_seat"]["main"]["main@1"])) > 0
+    assert "main@1" not in row["elo"]
+    assert "main@1" not in row["picked"]
+
+
 def test_a_copy_joins_when_everybody_is_beaten() -> None:
     learner = league(PoolConfig(size=3, every=0, beat=0.6, window=1000))
     drawn = segment(0, (MAIN,))
