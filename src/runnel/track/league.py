@@ -28,9 +28,10 @@ class LeagueFile:
             file.write(line_of(row))
 
     def cut(self, version: int) -> None:
-        """Remove rows that are newer than `version`, at which the run is resumed, and half a line that a kill has left."""
+        """Remove rows that are newer than `version`, at which the run is resumed, half a line that a kill has left, and rows
+        whose version is none."""
         if self.path.is_file():
-            rows = [row for row in read_rows(self.path)[0] if row.get("version", 0) <= version]
+            rows = [row for row in read_rows(self.path)[0] if is_number(at := row.get("version")) and at <= version]
             replace_file(self.path, b"".join(map(line_of, rows)))
 
 

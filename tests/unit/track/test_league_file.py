@@ -10,7 +10,7 @@ import pytest
 
 from runnel.core.errors import ConfigError
 from runnel.report.league import league_tables, member_table, share
-from runnel.track.league import League, read_league
+from runnel.track.league import League, LeagueFile, read_league
 
 
 def frozen(version: int, role: str = "main") -> dict[str, Any]:
@@ -127,6 +127,13 @@ def test_damaged_lines_are_told_and_the_others_are_read(tmp_path: Path, league: 
         "picked": {"main": "x"},
     }
     assert read_league(write(tmp_path, [odd])).payoffs().players == ()
+
+
+def test_a_run_that_goes_on_cuts_also_a_damaged_file(tmp_path: Path) -> None:
+    """A line whose version is a word or nothing must not keep the run from going on."""
+    path = write(tmp_path, [{"version": "x"}, LINES[0], {"version": None}, LINES[1], LINES[2], '{"version": 90, "mem'])
+    LeagueFile(path).cut(40)
+    assert [json.loads(text)["version"] for text in path.read_text().splitlines()] == [1, 40]
 
 
 def test_a_folder_without_a_league_and_one_without_a_sound_line_are_refused(tmp_path: Path) -> None:
