@@ -12,6 +12,7 @@ from pettingzoo.classic import tictactoe_v3
 from safetensors.torch import load_file
 
 import runnel as rl
+from runnel.cli import matching
 from runnel.cli.main import main
 from runnel.run.players import PolicyPlayer, find_player
 
@@ -151,10 +152,30 @@ def test_the_command_plays_a_match_and_measures_a_run_alone_as_before(
         (["{one}", "random", "--pass-k", "2"], "is not for matches"),
         (["{one}", "random", "--anchor", "random"], "write NAME=ELO"),
         (["{one}", "random", "--anchor", "nobody=3"], "no player has this name; they are one, random"),
+        (["{one}", "random", "--anchor", "random=nan"], "give a finite rating"),
+        (["{one}", "random", "--cross-play", "--anchor", "random=1"], "anchor = ['random=1']: is of opponents"),
+        (["{one}", "random", "--cross-play", "--openskill"], "openskill = True: is of opponents"),
     ],
 )
 def test_flags_that_would_do_nothing_are_refused(
-    runs: dict[str, Path], words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+    runs: dict[str, Path],
+    words: list[str],
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Before any game: hours of play must not end in the error of a name."""
+    monkeypatch.setattr(matching, "match", lambda *a, **k: pytest.fail("it played"))
     assert main(["eval", *(word.format(**runs) for word in words), "--episodes", "2"]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_partners_without_ratings_are_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who turns out to be partners gets no ratings: the flags of ratings are not passed over in silence."""
+    bot = tmp_path / "bot.py"
+    bot.write_text("def play(agent, obs, mask, rng):\n    return int(obs[:4].argmax())\n")
+    words = ["eval", f"{bot}:play", "random", "--env", "runnel.envs.team.toy:Secret", "--episodes", "4"]
+    assert main([*words, "--anchor", "random=1", "--openskill"]) == 0
+    assert "partners have no ratings, so --anchor and --openskill say nothing here" in " ".join(capsys.readouterr().err.split())
+    assert main(words) == 0
+    assert "no ratings" not in capsys.readouterr().err

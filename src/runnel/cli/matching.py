@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,11 +26,13 @@ from runnel.eval.players import RANDOM
 from runnel.eval.ratings import START, Ratings, Skill, fit_elo, rate_skill
 from runnel.report.matches import match_tables
 from runnel.report.tables import write_csv
-from runnel.run.matching import match
+from runnel.run.matching import match, names_of
 from runnel.run.players import is_team_run
 
 OF_MATCHES = ("seats", "greedy", "openings", "cross_play", "duplicate", "anchor", "openskill", "csv")
 """Flags that only a match has."""
+OF_RATINGS = ("anchor", "openskill")
+"""Those of them that are of ratings, which partners have not."""
 EITHER = ("cross_play", "duplicate")
 """Those of them that also say no."""
 
@@ -81,6 +84,10 @@ def play(players: Sequence[str], parsed: argparse.Namespace) -> int:
     for name, least in (("samples", parsed.samples), ("pass_k", parsed.pass_k), ("env_wrapper", parsed.env_wrapper or None)):
         if least is not None:
             raise ConfigError(name, least, "is not for matches; leave it out")
+    anchors, of_ratings = _anchors(parsed.anchor, names_of(players)), [name for name in OF_RATINGS if is_given(parsed, name)]
+    if parsed.cross_play and of_ratings:
+        fix = "is of opponents: partners have no ratings; leave it out, or leave out --cross-play"
+        raise ConfigError(of_ratings[0], getattr(parsed, of_ratings[0]), fix)
     with watched() as progress:
         found = match(
             players,
@@ -98,9 +105,12 @@ def play(players: Sequence[str], parsed: argparse.Namespace) -> int:
             progress=progress,
         )
     rated = not found.cooperative
-    ratings = fit_elo(found.payoffs, anchors=_anchors(parsed.anchor, found.players)) if rated else None
+    ratings = fit_elo(found.payoffs, anchors=anchors) if rated else None
     skills = rate_skill(found.rounds()) if rated and parsed.openskill else []
     warnings = [*found.warnings(), *(ratings.warnings if ratings else ())]
+    if of_ratings and not rated:
+        flags = " and ".join(f"--{name}" for name in of_ratings)
+        warnings.append(f"partners have no ratings, so {flags} say nothing here; --no-cross-play makes opponents of them")
     tables = match_tables(found, ratings, skills)
     if parsed.csv is not None:
         for table in tables:
@@ -138,6 +148,10 @@ def _anchors(given: Sequence[str], players: Sequence[str]) -> dict[str, float]:
             equals = ""
         if not equals:
             raise ConfigError("anchor", text, "write NAME=ELO, for example random=1000")
+        if name not in players:
+            raise ConfigError("anchor", text, f"no player has this name; they are {', '.join(players)}")
+        if not math.isfinite(found[name]):
+            raise ConfigError("anchor", text, "give a finite rating")
     return found or ({RANDOM: START} if RANDOM in players else {})
 
 
