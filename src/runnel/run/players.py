@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +113,7 @@ class OwnPlayer:
     """
 
     def __init__(self, name: str, play: Callable[..., Any]) -> None:
+        _check_takes(play, name)
         self.name, self._play = name, play
 
     def sit(self, vector: TeamVector, policies: Collection[str], *, seed: int) -> Sitting:
@@ -227,6 +229,23 @@ def _callable(text: str) -> Callable[..., Any]:
         raise ConfigError("players", text, f"is a {type(found).__name__}; give a function play(agent, obs, mask, rng)")
     made: Callable[..., Any] = found
     return made
+
+
+def _check_takes(play: Callable[..., Any], name: str) -> None:
+    """Refuse a program that cannot be called as it will be, before a match has begun."""
+    called, given = play, ("agent", "obs", "mask", "rng")
+    try:
+        if isinstance(play, type):
+            inspect.signature(play).bind()
+            # not play.__call__: of a class without one that is how the class itself is called
+            called = next((vars(one)["__call__"] for one in play.__mro__ if "__call__" in vars(one)), play)
+            given = ("self", *given)
+        inspect.signature(called).bind(*given)
+    except TypeError as error:
+        fix = "give a function play(agent, obs, mask, rng), or a class without arguments whose instances are called so"
+        raise ConfigError("players", name, f"cannot be called ({error}); {fix}") from error
+    except ValueError:  # some built-in functions do not say what they take
+        return
 
 
 def _of_run(folder: RunFolder, params: ParamSet, name: str, asked: StoredPolicy | None, *, greedy: bool, trust: bool) -> Named:

@@ -26,6 +26,10 @@ def lowest(agent: str, obs: Any, mask: Any, rng: np.random.Generator) -> int:
     return int(mask.argmax())
 
 
+class Silent:
+    """A program of a user that has forgotten what it is called by."""
+
+
 def highest(agent: str, obs: Any, mask: Any, rng: np.random.Generator) -> int:
     return int(np.flatnonzero(mask)[-1])
 
@@ -205,6 +209,8 @@ def test_a_team_of_agents_is_one_seat_and_gets_their_mean() -> None:
         (["random", "math:pi"], {}, "give a function play"),
         (["random", lambda agent, obs, mask, rng: 9], {}, "chose 9 for agent 'player_"),
         (["random", lambda agent, obs, mask, rng: None], {}, "chose None|is no action"),
+        (["random", lambda agent, obs: 0], {}, "cannot be called .too many positional arguments"),
+        (["random", Silent], {}, "cannot be called"),
         (["random", lowest], {"env": None}, "say which environment they play"),
         (["random", lowest], {"episodes": 0}, "episodes = 0: use 1 or more"),
         (["random", lowest], {"openings": -1}, "openings = -1: use 0 or more"),
