@@ -135,11 +135,14 @@ def _evaluation(c: TeamConfig, task: TeamTask, pool: PoolConfig, together: Calla
     episodes, seed = c.eval.episodes, make_seed(c.seed, "evaluation")
     if not episodes:
         return None
+    seats = len(task.sides[MAIN].agents)
+    # environment i plays with main in seat i modulo their number: of 16 environments and three seats, one would be played more
+    num_envs = min(episodes, max(seats, EVAL_ENVS - EVAL_ENVS % seats))
 
     def make() -> LeagueEvaluation:
         net = together()
         return LeagueEvaluation(
-            lambda: task.vector(min(episodes, EVAL_ENVS), seed=seed, acting=True),
+            lambda: task.vector(num_envs, seed=seed, acting=True),
             episodes=episodes,
             seed=seed,
             roles=pool.roles,

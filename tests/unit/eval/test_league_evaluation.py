@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from runnel.core.config import override
 from runnel.core.contracts.evaluation import AgentRoute, SampleRoute
+from runnel.core.contracts.learning import SingleProcess
 from runnel.core.contracts.params import ParamSet
 from runnel.core.lineups import number_of
 from runnel.core.routes import sides_of
@@ -20,6 +22,7 @@ from runnel.nets.actor_critic import ActorCritic, build_body
 from runnel.nets.inferencer import TorchInferencer
 from runnel.nets.layers import NetConfig
 from runnel.nets.pool import DRAW, FROZEN, NUMBERS, SHARES, PoolNet, packed
+from runnel.recipes import selfplay
 from runnel.run.saved import serving
 
 SPEC = ParallelEnv(Bids(), "bids").spec()
@@ -83,6 +86,22 @@ def test_everybody_is_met_from_both_seats_and_the_better_bid_wins() -> None:
     assert [len(extra[f"win_rate/{name}/seat_{seat}"]) for name in ("random", "worst") for seat in (0, 1)] == [5] * 4
     assert len(result.returns) == 10
     assert np.mean([r > 0 for r in result.returns]) == pytest.approx(np.mean(np.array(extra["win_rate/random"]) == 1.0))
+
+
+def test_three_seats_are_played_as_often_as_each_other() -> None:
+    """40 games of three agents: no seat has more than one game more than another, so win rates favour none."""
+    config: Any = override(
+        selfplay.Config(),
+        {"env": "tensor:Spread", "total_updates": 1, "eval": {"episodes": 40, "max_steps": 2}, "net": {"hidden": (4,)}},
+    )
+    experiment = selfplay.build(config)
+    assert experiment.evaluation is not None
+    params = experiment.trainers[0].learner(SingleProcess()).params()
+    evaluation = experiment.evaluation.make()
+    with serving(experiment.evaluation.inferencer(), ParamSet(0, params)) as client:
+        found = evaluation.run({"policy": client}, round_index=0)
+    evaluation.close()
+    assert sorted(len(found.extra[f"win_rate/random/seat_{seat}"]) for seat in range(3)) == [13, 13, 14]
 
 
 def test_games_that_never_end_are_cut_and_told() -> None:
