@@ -233,7 +233,8 @@ def _callable(text: str) -> Callable[..., Any]:
 
 def _check_takes(play: Callable[..., Any], name: str) -> None:
     """Refuse a program that cannot be called as it will be, before a match has begun."""
-    called, given = play, ("agent", "obs", "mask", "rng")
+    called: Callable[..., Any] = play
+    given: tuple[str, ...] = ("agent", "obs", "mask", "rng")
     try:
         if isinstance(play, type):
             inspect.signature(play).bind()
