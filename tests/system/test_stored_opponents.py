@@ -100,8 +100,8 @@ def test_a_damaged_file_is_told(first: Path, tmp_path: Path) -> None:
         ("@8[return=0..]#receiver", {}, "a number says already which version"),
         ("*x@newest[return=0..]#receiver", {}, "no folder of a run has such a name"),
         ("@newest[return=0..]", {}, r"has several policies \(receiver, sender\); say which"),
-        ("#sender", {}, "its parameters do not fit the network of these agents"),
-        ("#receiver", {"net": {"hidden": (9,)}}, "use the settings of `net` of that run"),
+        ("#sender", {}, "its parameters do not fit these agents"),
+        ("#receiver", {"net": {"hidden": (9,)}}, "use a run of the same recipe, with its settings of `net`"),
     ],
 )
 def test_a_query_that_no_policy_answers_is_refused(

@@ -120,7 +120,7 @@ class TeamTask:
             try:
                 net.load_state_dict(self._stored(text))
             except (RuntimeError, KeyError) as error:  # what torch raises for other shapes, and for other names
-                fix = "its parameters do not fit the network of these agents; use the settings of `net` of that run"
+                fix = "its parameters do not fit these agents; use a run of the same recipe, with its settings of `net`"
                 raise ConfigError("teams", text, f"{fix} ({str(error).splitlines()[-1].strip()})") from error
         return net
 

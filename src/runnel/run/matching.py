@@ -109,10 +109,10 @@ def _path_of(given: object) -> object:
 
 
 def names_of(players: Sequence[object]) -> list[str]:
-    """Short names of players: of paths the last parts in which they differ.
+    """Short names of players: of paths as many of their last parts as tell all of them apart.
 
     >>> names_of(["runs/a/seed-1", "runs/b/seed-1", "random", "run:runs/c@3"])
-    ['a/seed-1', 'b/seed-1', 'random', 'c@3']
+    ['a/seed-1', 'b/seed-1', 'random', 'runs/c@3']
     """
     texts = [_text(one) for one in players]
     names = texts

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from runnel.track.files import replace_file
 from runnel.track.folder import Row, read_rows
+from runnel.track.history import is_number
 from runnel.track.sinks.jsonl import line_of
 
 MAX_BYTES = 20_000_000
@@ -29,7 +30,7 @@ class GroupFile:
     def cut(self, version: int) -> None:
         """Remove groups that are newer than `version`, at which the run is resumed, and half a line that a kill has left."""
         if self.path.is_file():
-            self._rewrite([row for row in read_rows(self.path)[0] if row.get("version", 0) <= version])
+            self._rewrite([row for row in read_rows(self.path)[0] if is_number(at := row.get("version", 0)) and at <= version])
 
     def _rewrite(self, rows: list[Row]) -> None:
         replace_file(self.path, b"".join(map(line_of, rows)))
