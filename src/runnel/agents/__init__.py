@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from runnel.agents.joint import Joint as Joint, join as join
     from runnel.agents.mappo import MAPPOConfig as MAPPOConfig, MAPPOLearner as MAPPOLearner
     from runnel.agents.masac import MASACConfig as MASACConfig, MASACLearner as MASACLearner
+    from runnel.agents.mat import MATConfig as MATConfig, MATLearner as MATLearner
     from runnel.agents.mex import MEXConfig as MEXConfig, MEXLearner as MEXLearner
     from runnel.agents.nfsp import NFSPConfig as NFSPConfig, NFSPLearner as NFSPLearner
     from runnel.agents.ppo import PPOConfig as PPOConfig, PPOLearner as PPOLearner

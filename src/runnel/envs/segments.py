@@ -22,7 +22,7 @@ from runnel.core.contracts.tasks import TaskSource
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch, Slot, StreamSpec
 from runnel.core.state import State
-from runnel.core.trajectories import ACTIVE, BURN_IN, REWARD, SHARED, TASK_RETURN, carried_field
+from runnel.core.trajectories import ACTIVE, BURN_IN, REWARD, SHARED, TASK_RETURN, TEAM_ACTIVE, carried_field
 from runnel.envs.spaces import MASK
 from runnel.envs.vector import StepOut
 from runnel.ops.returns import returns_so_far
@@ -260,8 +260,8 @@ class SegmentRequests:
         out = self._out
         self._noise = torch.zeros(num_steps, len(out.reward), self._noise_size)
         self._sent = self._noise.to(out.reward.device)
-        # what only critics read stays here: it is in the segment, and in no request
-        seen = {key: x for key, x in out.obs.items() if not key.startswith(SHARED)}
+        # what only critics read stays here: it is in the segment, and in no request. Who of a team decides is no secret
+        seen = {key: x for key, x in out.obs.items() if not key.startswith(SHARED) or key == TEAM_ACTIVE}
         fixed = {**seen, **self._state} if out.action_mask is None else {**seen, **self._state, MASK: out.action_mask}
         self.rows = [Batch({**fixed, "noise": noise}) for noise in self._sent.unbind(0)]
 

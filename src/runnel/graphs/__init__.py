@@ -12,7 +12,7 @@ if TYPE_CHECKING:
         TrainerSpec as TrainerSpec,
         TransformSpec as TransformSpec,
     )
-    from runnel.graphs.joint_config import TeamReplayConfig as TeamReplayConfig
+    from runnel.graphs.joint_config import JointConfig as JointConfig, TeamReplayConfig as TeamReplayConfig
     from runnel.graphs.joint_task import JointTask as JointTask
     from runnel.graphs.league import league_graph as league_graph, league_task as league_task
     from runnel.graphs.mix import share_of as share_of

@@ -1,9 +1,9 @@
-"""An environment of several agents as one agent, as recipes of replay use it: `TeamTask` behind the calls of `EnvTask`."""
+"""An environment of several agents as one agent, as recipes use it: `TeamTask` behind the calls of `EnvTask`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from runnel.core.contracts.evaluation import AgentRoute, Policy, SampleRoute
 from runnel.core.contracts.inference import Inferencer
@@ -21,11 +21,12 @@ from runnel.envs.team.joint import JointVector, TeamReward, joint_spec
 from runnel.envs.vector import VectorEnv
 from runnel.eval.runner import EnvEvaluation
 from runnel.graphs.experiment import ActorSpec, EvaluationSpec
-from runnel.graphs.joint_config import TeamReplayConfig
+from runnel.graphs.joint_config import JointConfig
 from runnel.graphs.team_task import EVAL_ENVS, TeamTask
 from runnel.nets.inferencer import Acts, AgentNet, TorchInferencer
 from runnel.nets.policy import EnvPolicy
-from runnel.nets.team import TeamPolicy
+from runnel.nets.mat import TeamTransformer
+from runnel.nets.team import JointPolicy, TeamPolicy
 
 TEAM = "team"
 
@@ -46,7 +47,7 @@ class JointTask:
 
     def __init__(
         self,
-        config: TeamReplayConfig,
+        config: JointConfig,
         *,
         algorithm: str,
         global_state: bool = False,
@@ -93,11 +94,13 @@ class JointTask:
         noise_size: int,
         num_env_groups: int = 1,
         state: Mapping[str, ArraySpec] | None = None,
+        carried: Mapping[str, float] | None = None,
         stream: str = "trajectories",
         device: str = "",
         tasks: Callable[[], TaskSource] | None = None,
     ) -> tuple[ActorSpec, ...]:
-        """The actors of the run, all writing `stream`, each with environments of its own in `num_env_groups` groups."""
+        """The actors of the run, all writing `stream`, each with environments of its own in `num_env_groups` groups;
+        `carried` as in `EnvTask`."""
         assert tasks is None, "teams choose themselves what they play"
         width = num_envs // num_env_groups
 
@@ -107,7 +110,8 @@ class JointTask:
                 routes, own = [AgentRoute(samples=(SampleRoute(stream),))], make_seed(seed, index)
                 starts = range(index * num_envs, (index + 1) * num_envs, width)
                 vectors = [self.vector(width, seed=seed, index0=first) for first in starts]
-                return VecEnvSampler(vectors, routes=routes, noise_size=noise_size, seed=own, name=name, state=state)
+                more: dict[str, Any] = {"state": state, "carried": carried}
+                return VecEnvSampler(vectors, routes=routes, noise_size=noise_size, seed=own, name=name, **more)
 
             return make
 
@@ -135,8 +139,11 @@ class JointTask:
 
     def policy(self, make_net: Callable[[], AgentNet]) -> tuple[Policy, Inferencer]:
         """What `rl.load` gives back: it acts for a dict of observations by agent."""
-        net = cast(AgentsNet, make_net())
-        inferencer, spaces, seed = TorchInferencer(net), self.team.spaces, self._config.seed
+        net, spaces, seed = cast(AgentsNet | TeamTransformer, make_net()), self.team.spaces, self._config.seed
+        inferencer = TorchInferencer(net)
+        if isinstance(net, TeamTransformer):
+            flatten = {agent: flatten_obs(spaces[agent]) for agent in self.agents}
+            return JointPolicy(net, self.spec, self.agent_spec, flatten=flatten, seed=seed), inferencer
         policies = {
             agent: EnvPolicy(net.of_agent(i), self.agent_spec, flatten=flatten_obs(spaces[agent]), seed=seed)
             for i, agent in enumerate(self.agents)

@@ -18,14 +18,14 @@ from runnel.graphs.compiling import check_compiled
 from runnel.graphs.env_config import EnvConfig
 from runnel.graphs.env_task import EnvTask
 from runnel.graphs.experiment import Experiment, InferenceStream, TrainerSpec
-from runnel.graphs.joint_config import TeamReplayConfig
+from runnel.graphs.joint_config import JointConfig
 from runnel.graphs.joint_task import JointTask
 from runnel.nets.inferencer import AgentNet, TorchInferencer
 
 
 def on_policy_graph(
-    c: EnvConfig,
-    task: EnvTask,
+    c: EnvConfig | JointConfig,
+    task: EnvTask | JointTask,
     *,
     network: Callable[[], AgentNet],
     learner: Callable[[Collective], Learner],
@@ -85,7 +85,7 @@ def on_policy_graph(
     return check_compiled(experiment)
 
 
-def check_env_memory(c: EnvConfig | TeamReplayConfig, task: EnvTask | JointTask, *, num_segments: int) -> None:
+def check_env_memory(c: EnvConfig | JointConfig, task: EnvTask | JointTask, *, num_segments: int) -> None:
     """Refuse environments that do not fit, and say how many would; on an accelerator torch says so itself."""
     if c.device == "cpu":
         workers = c.vector.num_workers if c.vector.backend == "processes" else 0
@@ -95,7 +95,7 @@ def check_env_memory(c: EnvConfig | TeamReplayConfig, task: EnvTask | JointTask,
 
 
 def env_inference(
-    c: EnvConfig | TeamReplayConfig, task: EnvTask | JointTask, net: AgentNet, network: Callable[[], AgentNet]
+    c: EnvConfig | JointConfig, task: EnvTask | JointTask, net: AgentNet, network: Callable[[], AgentNet]
 ) -> InferenceStream:
     """Who answers. Between processes a message holds the rows of one vector, and each group of a ring has one outstanding."""
     return InferenceStream(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from runnel.nets.cost_critics import CostCritics as CostCritics
     from runnel.nets.inferencer import TorchInferencer as TorchInferencer
     from runnel.nets.layers import ReturnScale as ReturnScale, RunningMeanStd as RunningMeanStd
+    from runnel.nets.mat import TeamTransformer as TeamTransformer
     from runnel.nets.mixing import MonotoneMixer as MonotoneMixer, TeamQNet as TeamQNet
     from runnel.nets.nfsp import AveragePolicy as AveragePolicy, NFSPNet as NFSPNet
     from runnel.nets.optim import Adam as Adam
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from runnel.nets.q_nets import QNet as QNet
     from runnel.nets.step_q import StepQNet as StepQNet
     from runnel.nets.stream import StreamBody as StreamBody, StreamQNet as StreamQNet
-    from runnel.nets.team import TeamPolicy as TeamPolicy
+    from runnel.nets.team import JointPolicy as JointPolicy, TeamPolicy as TeamPolicy
     from runnel.nets.trees import TreeBody as TreeBody
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

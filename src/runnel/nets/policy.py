@@ -41,7 +41,7 @@ class EnvPolicy:
 
         `action_mask` is for environments that give it in `info`; a mask inside the observation is found without it.
         """
-        rows, batched = self._asked(obs, action_mask)
+        rows, batched = self.asked(obs, action_mask)
         num_rows = len(next(iter(rows.values())))
         if not deterministic:
             rows["noise"] = torch.from_numpy(self._rng.random((num_rows, self.net.noise_size), dtype=np.float32))
@@ -69,7 +69,7 @@ class EnvPolicy:
             raise DataError(
                 f"{type(net).__name__} has no method probabilities(rows), so it cannot say how probable actions are"
             )
-        rows, batched = self._asked(obs, action_mask)
+        rows, batched = self.asked(obs, action_mask)
         to_act(net)
         with torch.inference_mode():
             found: np.ndarray = net.probabilities(rows).numpy()
@@ -79,7 +79,7 @@ class EnvPolicy:
         """The same for another network that sees and does the same."""
         return EnvPolicy(net, self.env_spec, flatten=self._flatten)
 
-    def _asked(self, obs: Obs, action_mask: Obs) -> tuple[Batch, bool]:
+    def asked(self, obs: Obs, action_mask: Obs) -> tuple[Batch, bool]:
         """The rows of a request, and whether they are a batch."""
         leaves = self._flatten(obs)
         rows, batched = self._rows(leaves)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from runnel.core.action_codec import env_action
 from runnel.core.errors import DataError
 from runnel.core.records import Batch
-from runnel.core.spaces import ArraySpec
+from runnel.core.rng import make_rng
+from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.core.state import Plain
-from runnel.nets.inferencer import AgentNet
+from runnel.core.trajectories import TEAM_ACTIVE
+from runnel.nets.inferencer import AgentNet, to_act
 from runnel.nets.policy import EnvPolicy
 
 
@@ -136,3 +139,74 @@ class TeamPolicy:
         """Forget the recurrent state of every agent: call it before each episode."""
         for policy in self.policies.values():
             policy.reset()
+
+
+class JointPolicy:
+    """A policy that chooses for a whole team at once: a dict of observations by agent in, a dict of actions out.
+
+    Who is not in the dict does not decide. `flatten` turns what each agent sees into leaves, as for `EnvPolicy`.
+    """
+
+    def __init__(
+        self,
+        net: AgentNet,
+        env_spec: EnvSpec,
+        agent_spec: EnvSpec,
+        *,
+        flatten: Mapping[str, Callable[[Plain], Mapping[str, np.ndarray]]],
+        seed: int = 0,
+    ) -> None:
+        self.net, self.env_spec, self.agent_spec = net, env_spec, agent_spec
+        # these only read observations and check them
+        self._readers = {agent: EnvPolicy(net, agent_spec, flatten=one) for agent, one in flatten.items()}
+        self._rng, self._to_env = make_rng(seed, "policy"), env_action(agent_spec.action)
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The agents that it acts for."""
+        return tuple(self._readers)
+
+    def act(
+        self,
+        obs: Mapping[str, Plain],
+        *,
+        deterministic: bool = True,
+        action_mask: Mapping[str, Plain] | None = None,
+    ) -> dict[str, Plain]:
+        """An action for each agent that has an observation; masks that an environment gives in `infos` come beside them."""
+        rows = self._rows(obs, action_mask or {})
+        if not deterministic:
+            rows["noise"] = torch.from_numpy(self._rng.random((1, self.net.noise_size), dtype=np.float32))
+        to_act(self.net)
+        with torch.inference_mode():
+            action = self.net.act(rows, greedy=deterministic)["action"][0].numpy()
+        chosen = {agent: self._to_env(action[i]) for i, agent in enumerate(self.agents) if agent in obs}
+        # plain ints: environments index lists with them, and print them
+        return {agent: int(x) if self.agent_spec.action.kind == "discrete" else x for agent, x in chosen.items()}
+
+    def _rows(self, obs: Mapping[str, Plain], masks: Mapping[str, Plain]) -> Batch:
+        """One row of a request: what all agents see side by side, zeros for those that do not decide."""
+        known = ", ".join(self.agents)
+        if not isinstance(obs, Mapping) or not obs:
+            raise DataError(f"this policy acts for a whole team: give a dict of observations by agent ({known})")
+        if unknown := [agent for agent in obs if agent not in self._readers]:
+            raise DataError(f"this policy knows no agent {unknown[0]!r}; it was trained with {known}")
+        num = len(self.agents)
+        rows = Batch({k: torch.zeros(1, *leaf.shape, dtype=leaf.dtype) for k, leaf in self.env_spec.obs.items()})
+        if self.agent_spec.has_mask:
+            rows["action_mask"] = torch.ones(1, self.env_spec.action.mask_size, dtype=torch.bool)
+        for i, (agent, reader) in enumerate(self._readers.items()):
+            if agent not in obs:
+                continue
+            mine, batched = reader.asked(obs[agent], masks.get(agent))
+            if batched:
+                raise DataError(f"the observation of agent {agent!r} is a batch; this policy acts for one moment of one team")
+            rows[TEAM_ACTIVE][0, i] = True
+            if "action_mask" in mine:
+                rows["action_mask"].view(num, -1)[i] = mine["action_mask"][0]
+            for key in self.agent_spec.obs:
+                rows[key][0, i] = mine[key][0]
+        return rows
+
+    def reset(self) -> None:
+        """It remembers nothing: there is nothing to forget before an episode."""
