@@ -153,7 +153,8 @@ class EncoderDecoder(nn.Module):
         """Representations `[N, A, H]` of leaves `[N, A, *shape]`."""
         num = active.shape[1]
         leaves = {key: obs[key] for key in self.keys} | {AGENT: self._ids.expand(len(active), num, num)}
-        x = self.seen_norm(self.embed(self.torso(leaves)))
+        # the place of an agent that does not decide still holds what the one before it did, so others read it in the decoder
+        x = self.seen_norm(self.embed(self.torso(leaves))).masked_fill(~active.unsqueeze(-1), 0.0)
         # everybody is a key of its own, so that no softmax is over nothing; what it gives is not read where nobody decides
         allowed = active.unsqueeze(1) | torch.eye(num, dtype=torch.bool, device=active.device)
         for block in self.encoder:
