@@ -108,6 +108,7 @@ OWN_UPDATES: dict[str, Settings] = {
     "happo": {"total_updates": 3},
     "nfsp": {"total_updates": 3, "nfsp": {"min_fill": 100, "num_updates": 8, "target_every": 3}},
     "coma": {"total_updates": 3},
+    "mat": {"total_updates": 3},
     "dqn": {"log_every": 1, **SERIAL},
     **{name: {"log_every": 1, **SERIAL} for name in ("stream_ac", "stream_q", "sqirl")},
     **{name: {"total_steps": 272, "log_every": 1, **SERIAL} for name in ("sac", "td3", "ddpg", "drm", "mex")},

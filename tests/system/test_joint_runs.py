@@ -35,6 +35,7 @@ TEAM: dict[str, Any] = {
     "deterministic": True,
 }
 MEMORY = {"net": {"hidden": (8,), "core": "gru", "core_size": 4}, "qmix": {**TEAM["qmix"], "batch_size": 4, "burn_in": 1}}
+ON_POLICY = {"ppo": {"num_epochs": 2, "lr": 1e-2, "width": 8}}
 BOXES = {"env": CREW.replace("Crew", "Rowers"), "masac": {"batch_size": 16, "actor_lr": 1e-2, "critic_lr": 1e-2}}
 
 
@@ -48,7 +49,7 @@ def params(run: rl.Run) -> Path:
 
 def content(run: rl.Run) -> tuple[list[Any], bytes]:
     """What updates say of learning, and the bytes of the last parameters."""
-    names = ("loss/td", "loss/critic", "loss/actor", "q", "grad_norm")
+    names = ("loss/td", "loss/critic", "loss/actor", "loss/total", "q", "grad_norm")
     said = [{k: v for k, v in row["metrics"].items() if k in names} for row in run.rows()]
     return said, params(run).read_bytes()
 
@@ -93,13 +94,14 @@ def left(run: rl.Run) -> int:
 
 @pytest.mark.parametrize(
     ("recipe", "more", "version"),
-    [("qmix", {}, 4), ("qmix", {}, 7), ("qmix", MEMORY, 6), ("masac", BOXES, 6)],
-    ids=["4", "7", "with a memory", "masac"],
+    [("qmix", {}, 4), ("qmix", {}, 7), ("qmix", MEMORY, 6), ("masac", BOXES, 6), ("mat", ON_POLICY, 6)],
+    ids=["4", "7", "with a memory", "masac", "mat"],
 )
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     recipe: str, more: Any, version: int, whole: rl.Run, tmp_path: Path
 ) -> None:
-    settings = {k: v for k, v in {**TEAM, **more}.items() if k == recipe or k not in ("qmix", "masac")}
+    others = {"qmix", "masac"} - {recipe} | ({"min_fill", "update_ratio"} if recipe == "mat" else set())
+    settings = {k: v for k, v in {**TEAM, **more}.items() if k not in others}
     other = rl.train(recipe, out=str(tmp_path / "other"), **settings) if more else whole
     stopped = rl.train(recipe, out=str(tmp_path), on_update=lambda row: row["version"] < version, **settings)
     assert (stopped.status, stopped.version) == ("stopped", version)

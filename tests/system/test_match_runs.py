@@ -99,7 +99,7 @@ def test_versions_are_those_that_were_asked_for(runs: dict[str, Path]) -> None:
         (["one", "run:{whisper}#sender"], {"env": TINY["env"]}, "cannot play agent 'player_1'"),
         (["one", "run:{one}#red"], {}, "has no policy 'red'; it has shared"),
         (["one", "run:{one}@9"], {}, "keeps no version 9"),
-        (["one", "alone"], {}, "its policy is for environments of one agent"),
+        (["one", "alone"], {}, "with policies that act for one agent"),
     ],
 )
 def test_players_that_cannot_meet_are_refused(

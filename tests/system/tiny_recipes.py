@@ -25,6 +25,7 @@ TWO_STEPS: dict[str, dict[str, Any]] = {
     "happo": {"total_updates": 2},
     "nfsp": {"total_updates": 2, "teams": ("sender=sender", "receiver=receiver"), "nfsp": {"min_fill": 50}},
     "coma": {"total_updates": 2, "num_steps": 8, "teams": ("each",)},
+    "mat": {"total_updates": 2, "num_steps": 8},
     "dqn": {"total_steps": 220, "min_fill": 200, "num_steps": 10},
     "sac": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},
     "td3": {"env": "Pendulum-v1", "total_steps": 264, "min_fill": 256},

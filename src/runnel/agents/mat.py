@@ -4,7 +4,8 @@ PPO for a team that is paid together, with one network for all its agents (`nets
 before it have chosen. By the decomposition of the team's advantage (sec. 2.2, theorem 1), it is then enough that each improves
 on what those before it do. All agents have the advantage of the team, and a ratio of their own (eq. 5):
 
-    L = -mean over agents a of min(r_a A, clip(r_a, 1 - clip, 1 + clip) A) - entropy_coef mean H_a + value_coef mean (V_a - R)^2 / 2
+    L = -mean over agents a of min(r_a A, clip(r_a, 1 - clip, 1 + clip) A)
+        - entropy_coef mean H_a + value_coef mean (V_a - R)^2 / 2
     r_a = pi(u_a | o, u_1 ... u_{a-1}) / pi_old(the same)
     A: generalised advantages of the team's reward, by V = mean V_a over agents that decide;  R = A + V
 

@@ -24,8 +24,8 @@ from runnel.graphs.experiment import ActorSpec, EvaluationSpec
 from runnel.graphs.joint_config import JointConfig
 from runnel.graphs.team_task import EVAL_ENVS, TeamTask
 from runnel.nets.inferencer import Acts, AgentNet, TorchInferencer
-from runnel.nets.policy import EnvPolicy
 from runnel.nets.mat import TeamTransformer
+from runnel.nets.policy import EnvPolicy
 from runnel.nets.team import JointPolicy, TeamPolicy
 
 TEAM = "team"

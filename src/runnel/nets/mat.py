@@ -1,7 +1,7 @@
 """The Multi-Agent Transformer (Wen et al. 2022, arXiv:2205.14953, sec. 3.2 and fig. 2): one network chooses for a whole team.
 
-Rows are environments, laid out as by `envs/team/joint.py`: `obs...` `[N, A, *shape]`, `shared/active` `[N, A]`, masks `[N, A * n]`,
-actions `[N, A]`. The encoder looks at what all agents see, and gives each a representation and a value:
+Rows are environments, laid out as by `envs/team/joint.py`: `obs...` `[N, A, *shape]`, `shared/active` `[N, A]`, masks
+`[N, A * n]`, actions `[N, A]`. The encoder looks at what all agents see, and gives each a representation and a value:
 
     x = LN(embed(o_a, which agent)),  for each block  x = LN(x + attention of all to all),  x = LN(x + MLP(x));  V_a = head(x_a)
 
@@ -19,8 +19,8 @@ others. Different from the authors' code, an action that is read says whose it w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +93,7 @@ class TeamTransformer(ActorCritic):
 
     def _masks(self, mask: Tensor | None) -> Tensor | None:
         """`[N, A * n] -> [N, A, n]`"""
-        return None if mask is None else mask.unflatten(-1, (self.num_agents, self.num_actions))
+        return None if mask is None else mask.view(*mask.shape[:-1], self.num_agents, self.num_actions)
 
     # --------------------------------------------------------------------------------------------------------- learning
     def following(self, obs: Obs, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,7 +159,7 @@ class EncoderDecoder(nn.Module):
         allowed = active.unsqueeze(1) | torch.eye(num, dtype=torch.bool, device=active.device)
         for block in self.encoder:
             x = block(x, allowed)
-        return x
+        return cast(Tensor, x)
 
     def values(self, seen: Tensor) -> Tensor:
         """`[N, A, H] -> [N, A]`"""
@@ -241,7 +241,7 @@ class Attention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """`[N, S, H] -> [N, heads, S, H / heads]`"""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
 
 
 class _Inner(nn.Module):

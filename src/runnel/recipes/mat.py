@@ -13,8 +13,8 @@ import runnel as rl
 
 @dataclass(frozen=True)
 class Config(rl.graphs.JointConfig):
-    """MAT (agents/mat.py) for a team that is paid together, on `num_actors` x `num_envs` environments, `num_steps` steps of each
-    per update."""
+    """MAT (agents/mat.py) for a team that is paid together, on `num_actors` x `num_envs` environments, `num_steps` steps of
+    each per update."""
 
     env: str = "tensor:TwoStep"
     """An environment with PettingZoo's parallel or AEC API, all of whose agents have equal spaces and choose among actions:

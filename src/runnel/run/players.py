@@ -254,7 +254,7 @@ def _of_run(folder: RunFolder, params: ParamSet, name: str, asked: StoredPolicy 
     config: Any = override(module.Config(), saved)
     policy, inferencer = registry.build_saved(module.name, config).policy()
     if not isinstance(policy, TeamPolicy):
-        fix = "its policy acts for one agent that is alone, or for a whole team at once; a match needs runs on environments of several agents"
+        fix = "a match needs runs on environments of several agents, with policies that act for one agent"
         raise ConfigError("players", str(folder.path), fix)
     inferencer.load_params(params)
     task = (config.env, config.env_kwargs)

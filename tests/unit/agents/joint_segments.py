@@ -18,9 +18,7 @@ NET = NetConfig(hidden=(8,))
 
 def team_net(seed: int = 0, *, blocks: int = 2, normalise_obs: bool = False) -> TeamTransformer:
     """A network whose choices are far from uniform, so that what a choice hangs on shows."""
-    net = TeamTransformer(
-        team_spec(), AGENT, NET, width=8, heads=2, blocks=blocks, normalise_obs=normalise_obs, seed=seed
-    )
+    net = TeamTransformer(team_spec(), AGENT, NET, width=8, heads=2, blocks=blocks, normalise_obs=normalise_obs, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for x in net.parameters():

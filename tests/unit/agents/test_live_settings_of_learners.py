@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from joint_segments import mat, team_segment
 from made_segments import make_net, make_segment
 from made_teams import GROUPS, NUM_ACTIONS, play, segments_of, spec
 from replay_segments import BOX, CHOICE, segment
@@ -24,6 +25,7 @@ from runnel.agents.happo import HAPPOConfig, HAPPOLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
 from runnel.agents.mappo import MAPPOConfig, MAPPOLearner
 from runnel.agents.masac import MASACConfig, MASACLearner
+from runnel.agents.mat import MATConfig
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.qmix import QMIXConfig, QMIXLearner
 from runnel.agents.sac import SACConfig, SACLearner
@@ -64,6 +66,7 @@ MAKE: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "mappo": (MAPPOConfig(num_epochs=2, num_minibatches=2), lambda c: MAPPOLearner(c, make_net(), seed=1)),
     "happo": (HAPPOConfig(num_epochs=2, num_minibatches=2, normalise_obs=False), of_team),
     "coma": (COMAConfig(target_every=2, normalise_obs=False), counterfactual),
+    "mat": (MATConfig(lr=0.02, num_epochs=2, num_minibatches=2), mat),
     "a2c": (A2CConfig(), lambda c: A2CLearner(c, make_net())),
     "impala": (IMPALAConfig(), lambda c: IMPALALearner(c, make_net())),
     "dqn": (DQNConfig(target_every=2, huber=1.0), lambda c: DQNLearner(c, c.network(CHOICE, NET, seed=0))),
@@ -101,6 +104,8 @@ def data(name: str, seed: int) -> Any:
         return {"trajectories": [make_segment(seed)]}
     if name == "masac":
         return {"replay": [of_actors(seed)]}
+    if name == "mat":
+        return {"trajectories": [team_segment(seed)]}
     if name == "qmix":
         return {"replay": [transitions(seed)]}
     if name in ("happo", "coma"):

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from joint_segments import mat as made_mat
+from joint_segments import team_segment
 from made_ranks import together
 from made_segments import BOX as WIDE
 from made_segments import COSTLY, SHARING, make_net, make_segment, shared_segment
@@ -25,6 +27,7 @@ from runnel.agents.dqn import DQNConfig, DQNLearner
 from runnel.agents.impala import IMPALAConfig, IMPALALearner
 from runnel.agents.mappo import MAPPOConfig, MAPPOLearner
 from runnel.agents.masac import MASACLearner
+from runnel.agents.mat import MATConfig, MATLearner
 from runnel.agents.ppo import PPOConfig, PPOLearner
 from runnel.agents.ppo_lagrangian import LagrangianConfig, PPOLagrangianLearner
 from runnel.agents.qmix import QMIXLearner
@@ -59,6 +62,11 @@ def mappo(ranks: Collective) -> MAPPOLearner:
     body = central_body(SHARING, NET, seed=0)
     net = ActorCritic(SHARING, body, normalise_obs=True)
     return MAPPOLearner(MAPPOConfig(num_epochs=2, value_clip=0.05, value_decay=0.9), net, seed=1, collective=ranks)
+
+
+def mat(ranks: Collective) -> MATLearner:
+    """Ranks have unequal numbers of agents that decided."""
+    return made_mat(MATConfig(num_epochs=2, value_clip=0.05, value_coef=0.7), ranks)
 
 
 def ppo_lagrangian(ranks: Collective) -> PPOLagrangianLearner:
@@ -184,6 +192,7 @@ LEARNERS: dict[str, tuple[Make, Callable[[], list[Segment]]]] = {
     "vdn": (vdn, lambda: [transitions(1, 12)]),
     "independent_q": (independent_q, lambda: [transitions(1, 12, own_rewards=True)]),
     "masac": (masac, lambda: [of_actors(1, 12)]),
+    "mat": (mat, lambda: [team_segment(seed) for seed in (1, 2)]),
     "bc": (bc, done),
     "rlpd": (rlpd, lambda: [segment(1, 12, BOX)]),
     "sac": (sac, lambda: [segment(1, 12, BOX)]),

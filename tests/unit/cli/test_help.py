@@ -17,6 +17,7 @@ MOST = dict.fromkeys(RECIPES, 30) | {
     **dict.fromkeys(("qmix", "vdn", "independent_q", "masac"), 33),
     "selfplay": 42,
     "happo": 32,
+    "mat": 32,
     "dqn": 34,
     "drm": 37,
     "cip": 32,

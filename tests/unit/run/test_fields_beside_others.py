@@ -117,7 +117,7 @@ TOGETHER: list[tuple[str, dict[str, Any], str, Any]] = [
     *((recipe, {}, "compiled", "on") for recipe in ("a2c", "impala")),
     *((recipe, {"net.activation": "silu"}, "compiled", "on") for recipe in ("sac", "td3", "ddpg")),
     ("sac", {"env": "CartPole-v1"}, "compiled", "on"),
-    *((recipe, {"net.hidden": (8, 8)}, "compiled", "on") for recipe in ("mappo", "happo", "coma")),
+    *((recipe, {"net.hidden": (8, 8)}, "compiled", "on") for recipe in ("mappo", "happo", "coma", "mat")),
     ("ippo", {"net.hidden": (8, 8, 8)}, "compiled", "on"),
     ("selfplay", {"net.hidden": (8, 8), "ppo.target_kl": 0.1}, "compiled", "on"),
     *(("qmix", {}, "compiled", mode) for mode in ("on", "off")),

@@ -71,6 +71,10 @@ BASE: dict[str, dict[str, Any]] = {
         **{"nfsp.min_fill": 4, "nfsp.num_updates": 3, "nfsp.batch_size": 8, "nfsp.policy_batch_size": 8, "nfsp.lr": 0.05},
         **{"nfsp.target_every": 2, "nfsp.anticipation": 0.5, "total_updates": 4},
     },
+    "mat": {
+        **{name: value for name, value in ENV.items() if name != "vector.backend"},
+        **{"env": CREW, "ppo.num_minibatches": 2, "ppo.num_epochs": 2, "ppo.lr": 0.05},
+    },
     "masac": {
         **{name: value for name, value in REPLAY.items() if name != "vector.backend"},
         **{"env": CREW.replace("Crew", "Rowers"), "masac.batch_size": 8, "update_ratio": 0.5},
@@ -291,6 +295,9 @@ OF["nfsp"] = {
 }
 OF["coma"] = {name: how for name, how in OF["ippo"].items() if name != "credit"}
 OF["coma"] |= {"coma.max_grad_norm": Try(0.01), "coma.target_every": Try(1)}
+OF["mat"] = {name: how for name, how in OF["ippo"].items() if name.startswith(("net.", "ppo."))}
+OF["mat"] |= {name: OF["qmix"][name] for name in ("env", "env_kwargs", "teams", "net.critic_only", "team_reward")}
+OF["mat"] |= {"ppo.heads": Try(2), "ppo.width": Try(32), "ppo.blocks": Try(2)}
 CONTROL = {
     name: replace(how, given={**how.given, "env_kwargs": {"stack": 2, **how.given.get("env_kwargs", {}), "box": True}})
     for name, how in TRIES.items()
@@ -318,6 +325,7 @@ REFUSED = {
     "a2c": {"staleness.mode": "it does not correct for older data"},
     "ppo_lagrangian": {"net.core": "the critics of costs have no memory"},
     "coma": {"staleness.mode": "coma does not correct for older data"},
+    "mat": {"staleness.mode": "mat does not correct for older data"},
     "happo": {"staleness.mode": "segments of several policies would be taken as they come"},
     "sqirl": {"staleness.mode": "which steps are random depends on the version"},
 }

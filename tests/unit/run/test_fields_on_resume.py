@@ -38,6 +38,7 @@ OWN = {
     "happo": ("happo.",),
     "nfsp": ("nfsp.",),
     "coma": ("coma.",),
+    "mat": ("ppo.width", "ppo.heads", "ppo.blocks", "team_reward"),
     "dqn": ("dqn.", "replay."),
     "sac": ("sac.",),
     "td3": ("td3.",),
