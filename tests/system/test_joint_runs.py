@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import runnel as rl
+from runnel.core.records import Batch
 from runnel.recipes import qmix
 from runnel.run.checkpoint import read_parts
 
@@ -116,6 +117,31 @@ def test_a_loaded_team_acts_for_a_dict_of_observations(whole: rl.Run) -> None:
     assert actions["b"] == 0
     assert actions["c"] in (0, 2)
     assert len(rl.evaluate(whole.path, episodes=3).returns) == 3
+
+
+def test_a_transformer_acts_for_those_of_the_team_that_decide(tmp_path: Path) -> None:
+    """Nobody else is asked; it chooses for the team as the network does for a row of it."""
+    settings = {k: v for k, v in TEAM.items() if k not in ("qmix", "min_fill", "update_ratio")}
+    run = rl.train("mat", out=str(tmp_path), **{**settings, **ON_POLICY, "total_steps": 20})
+    policy: Any = rl.load(run.path)
+    masks = {"b": np.array([1, 0, 0], np.int8), "c": np.array([0, 0, 1], np.int8)}
+    seen = {agent: np.full(3, 0.1, np.float32) for agent in "cb"}
+    assert policy.act(seen, action_mask=masks) == {"b": 0, "c": 2}
+    free = {agent: np.ones(3, np.int8) for agent in "abc"}
+    for there in ("abc", "ac", "b"):
+        seen = {agent: np.array([0.5, i, 2.0], np.float32) for i, agent in enumerate("abc") if agent in there}
+        rows = Batch(
+            {
+                "obs": torch.stack([torch.from_numpy(seen.get(agent, np.zeros(3, np.float32))) for agent in "abc"])[None],
+                "shared/active": torch.tensor([[agent in there for agent in "abc"]]),
+            }
+        )
+        expected = policy.net.act(rows, greedy=True)["action"][0].tolist()
+        assert policy.act(seen, action_mask=free) == {a: expected["abc".index(a)] for a in there}
+    assert len(rl.evaluate(run.path, episodes=3).returns) == 3
+    for given, text in ((np.zeros(3), "a dict of observations by agent"), ({"d": 1}, "knows no agent 'd'")):
+        with pytest.raises(rl.DataError, match=text):
+            policy.act(given)
 
 
 def test_two_ranks_train_on_the_same_rows_as_one(tmp_path: Path) -> None:
