@@ -140,7 +140,7 @@ def test_a_transformer_acts_for_those_of_the_team_that_decide(tmp_path: Path) ->
         assert policy.act(seen, action_mask=free) == {a: expected["abc".index(a)] for a in there}
     assert len(rl.evaluate(run.path, episodes=3).returns) == 3
     for given, text in ((np.zeros(3), "a dict of observations by agent"), ({"d": 1}, "knows no agent 'd'")):
-        with pytest.raises(rl.DataError, match=text):
+        with pytest.raises(rl.core.DataError, match=text):
             policy.act(given)
 
 
