@@ -40,7 +40,7 @@ VALUES = "values"
 
 @dataclass(frozen=True)
 class MATConfig(PPOConfig):
-    """Hyperparameters of MAT: those of PPO, and the sizes of the transformer (the paper's, appendix D)."""
+    """Hyperparameters of MAT: those of PPO, and the sizes of the transformer."""
 
     on_resume: ClassVar[OnResume] = stays("width", "heads", "blocks", why="what was learned is of that network")
 
