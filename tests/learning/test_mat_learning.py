@@ -1,5 +1,5 @@
-"""Teams whose agents must differ: one network that all share finds it. It reads which agent it chooses for, and what those before
-it chose; which of the two does it is not told apart here."""
+"""Teams whose agents must differ: one network that all share finds it. It reads which agent it chooses for, and what those
+before it chose; which of the two does it is not told apart here."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ whether it is there (death masking: Yu et al. 2022, arXiv:2103.01955, sec. 5.4).
 learners that read the streams of a whole team together (`agents/joint.py`), the step of the episode: where it falls, the
 environment has begun anew.
 
-It lies in rows and segments as observations whose names begin with `SHARED`. Requests leave those out, so no policy reads them.
+It lies in rows and segments as observations whose names begin with `SHARED`. Requests leave those out, so no policy reads them
+(but who decides, which a team as one agent has there: `TEAM_ACTIVE`).
 """
 
 from __future__ import annotations
