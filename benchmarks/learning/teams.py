@@ -124,7 +124,7 @@ def anchor_rows() -> list[Row]:
 def table(anchor: Sequence[Row], rows: Sequence[Row]) -> str:
     """All that was run: each seed, the mean over seeds with half the width of its 95 % interval, and what was asked for."""
     lines = [
-        "| player | seeds | mean over seeds | asked for | steps | minutes of a run |",
+        "| player | seeds | mean over seeds | asked for | steps | minutes of CPU a run |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     lines += [f"| {a['key']} | | {a['mean']:.2f} ± {a['half']:.2f} | | | |" for a in anchor]
@@ -134,16 +134,10 @@ def table(anchor: Sequence[Row], rows: Sequence[Row]) -> str:
             continue
         means = np.array([row["mean"] for row in mine])
         each = ", ".join(f"{m:.2f}" for m in means)
-        mean, half = map(float, mean_interval(means)) if len(mine) > 1 else (means[0], float("nan"))
-        minutes = np.mean([row["wall_s"] for row in mine]) / 60
-        cells = [
-            learner.key,
-            each,
-            f"{mean:.2f} ± {half:.2f}",
-            f"> {learner.goal:g}",
-            f"{mine[0]['steps']:,}",
-            f"{minutes:.1f}",
-        ]
+        mean, half = map(float, mean_interval(means)) if len(mine) > 1 else (means[0], None)
+        together = f"{mean:.2f}" if half is None else f"{mean:.2f} ± {half:.2f}"
+        minutes = np.mean([row["cpu_s"] for row in mine]) / 60
+        cells = [learner.key, each, together, f"> {learner.goal:g}", f"{mine[0]['steps']:,}", f"{minutes:.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
     units = "\n".join(f"- {task.name}: {task.unit}" for task in TASKS.values())
     return f"{units}\n\n" + "\n".join(lines)
