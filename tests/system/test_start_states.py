@@ -14,7 +14,7 @@ from tiny_slices import content
 
 import runnel as rl
 from runnel.cli.main import main
-from runnel.core.contracts.tasks import Turn
+from runnel.core.contracts.tasks import Draw
 from runnel.core.errors import DataError
 from runnel.data.dataset import Dataset
 from runnel.envs.curricula.start_states import StartTasks, group_states
@@ -119,13 +119,13 @@ def test_shares_groups_and_the_end_of_the_curriculum() -> None:
     states = [bytes([i]) for i in range(10)]
     groups = group_states(np.array([[0.0]] * 9 + [[100.0]]), 2, seed=1)
     source = StartTasks(states, groups, seed=3, share=0.5, last=100)
-    drawn = [int(source.next(Turn(sequence, row=row)).data["task"][0]) for sequence in range(100) for row in range(20)]
+    drawn = [int(source.next(Draw(sequence, row=row)).data["task"][0]) for sequence in range(100) for row in range(20)]
     started = [n for n in drawn if n >= 0]
     assert len(started) / len(drawn) == pytest.approx(0.5, abs=0.05)
     assert started.count(9) / len(started) == pytest.approx(0.5, abs=0.05), "each group is as likely as another"
-    assert all(int(source.next(Turn(100, row=row)).data["task"][0]) == -1 for row in range(50))
+    assert all(int(source.next(Draw(100, row=row)).data["task"][0]) == -1 for row in range(50))
     again = StartTasks(states, groups, seed=3, share=0.5, last=100)
-    assert again.next(Turn(7, row=3)).id == source.next(Turn(7, row=3)).id
+    assert again.next(Draw(7, row=3)).id == source.next(Draw(7, row=3)).id
 
 
 def test_states_of_other_environments_are_refused(states: dict[str, str], tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from runnel.core.contracts.learning import SingleProcess as SingleProcess
     from runnel.core.contracts.params import ParamSet as ParamSet
     from runnel.core.contracts.samples import Sampler as Sampler
-    from runnel.core.contracts.tasks import Curriculum as Curriculum, Task as Task, TaskSource as TaskSource, Turn as Turn
+    from runnel.core.contracts.tasks import Curriculum as Curriculum, Task as Task, TaskSource as TaskSource, Draw as Draw
     from runnel.core.errors import (
         CheckpointError as CheckpointError,
         ClusterLost as ClusterLost,

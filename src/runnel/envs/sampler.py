@@ -18,7 +18,7 @@ from torch import Tensor
 from runnel.core.contracts.evaluation import AgentRoute
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import SampleWriter
-from runnel.core.contracts.tasks import TaskSource, Turn
+from runnel.core.contracts.tasks import Draw, TaskSource
 from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.records import Batch, Slot
 from runnel.core.rng import make_rng, rng_state, set_rng_state
@@ -46,8 +46,8 @@ def episode_event(e: Episode) -> WorkerEvent:
 def give_tasks(out: StepOut, source: TaskSource, sequence: int, history: Mapping[str, Tensor]) -> None:
     """Write into `out.next_task` what the episodes of each row play that begin in segment number `sequence`."""
     rows, ahead = out.next_task[TASK_ID].shape
-    turns = (Turn(sequence, attempt, row, history) for row in range(rows) for attempt in range(ahead))
-    chosen = [source.next(turn) for turn in turns]
+    draws = (Draw(sequence, attempt, row, history) for row in range(rows) for attempt in range(ahead))
+    chosen = [source.next(draw) for draw in draws]
     out.next_task[TASK_ID].copy_(torch.tensor([task.id for task in chosen]).view(rows, ahead))
     params = torch.from_numpy(np.stack([task.data["task"] for task in chosen]))
     out.next_task[TASK_PARAMS].copy_(params.view(rows, ahead, -1))

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnel.core.contracts.tasks import Curriculum, TaskSource, Turn
+from runnel.core.contracts.tasks import Curriculum, Draw, TaskSource
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch, Header, Segment
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec, TaskSpace
@@ -43,13 +43,13 @@ def levels_of(**more: Any) -> LevelHistory:
 
 def test_uniform_tasks_fill_their_space_and_are_a_function_of_the_turn() -> None:
     source: TaskSource = UniformTasks(SPACE, seed=3)
-    tasks = np.stack([source.next(Turn(s, 0, row)).data["task"] for s in range(40) for row in range(25)])
+    tasks = np.stack([source.next(Draw(s, 0, row)).data["task"] for s in range(40) for row in range(25)])
     assert tasks.dtype == np.float32
     assert tasks.min(axis=0) == pytest.approx([0.0, -2.0], abs=0.02)
     assert tasks.mean(axis=0) == pytest.approx([0.5, 0.0], abs=0.08)
     assert tasks.max(axis=0) == pytest.approx([1.0, 2.0], abs=0.02)
-    again = UniformTasks(SPACE, seed=3).next(Turn(7, 2, 5))
-    assert again.id == source.next(Turn(7, 2, 5)).id != source.next(Turn(7, 2, 6)).id
+    again = UniformTasks(SPACE, seed=3).next(Draw(7, 2, 5))
+    assert again.id == source.next(Draw(7, 2, 5)).id != source.next(Draw(7, 2, 6)).id
 
 
 def test_levels_are_scored_by_the_mean_size_of_their_advantages() -> None:
@@ -95,7 +95,7 @@ def test_levels_and_their_state(played: list[tuple[int, float]]) -> None:
     known = history.history()
     assert all(torch.equal(x, known[k]) for k, x in other.history().items())
     source = ReplayedLevels(SPACE, seed=1, replay=1.0)
-    drawn = [source.next(Turn(s, history=known)).data["task"] for s in range(20)]
+    drawn = [source.next(Draw(s, history=known)).data["task"] for s in range(20)]
     places = {(row[0], 4 * row[1] - 2) for row in history.params[: len(history.ids)].astype(np.float32)}
     if 2 * len(history.ids) >= 10:
         assert all(any(np.allclose(task, place) for place in places) for task in drawn)
@@ -145,7 +145,7 @@ def test_tasks_come_from_where_progress_is_and_the_state_is_whole(seed: int) -> 
         task = rng.random(2)
         history.add(task, rng.random() if (task > 0.6).all() else 0.0)
     source = GaussianTasks(SPACE, seed=1, explore=0.0)
-    tasks = np.stack([source.next(Turn(s, history=history.history())).data["task"] for s in range(200)])
+    tasks = np.stack([source.next(Draw(s, history=history.history())).data["task"] for s in range(200)])
     inside = ((tasks[:, 0] > 0.5) & (tasks[:, 1] > 0.0)).mean()
     assert inside > 0.6, "a quarter of the space"
     assert (tasks >= [0.0, -2.0]).all()

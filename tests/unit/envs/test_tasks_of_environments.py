@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runnel.core.contracts.tasks import Turn
+from runnel.core.contracts.tasks import Draw
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch, Header, Segment
 from runnel.core.spaces import TaskSpace
@@ -111,7 +111,7 @@ def test_what_is_told_is_played_one_after_another(backend: str) -> None:
             begun[:] = 0
         ended = now["terminated"] if at else np.ones(B, bool)
         for row in np.flatnonzero(ended):
-            told = source.next(Turn(sequence, int(begun[row]) % 8, int(row)))
+            told = source.next(Draw(sequence, int(begun[row]) % 8, int(row)))
             assert now[TASK_ID][row] == told.id
             assert np.array_equal(now[TASK_PARAMS][row], told.data["task"])
             begun[row] += 1

@@ -74,13 +74,13 @@ def test_a_source_plays_what_was_added() -> None:
     old, new = [rl.Example(word) for word in "abc"], [rl.Example("x", columns={"level": 2}), rl.Example("y")]
     history = history_of([(new[0], 4), (new[1], 4)]).columns()
     source = DifficultySource(old, DifficultyConfig(), seed=1, new=NewExamples())
-    tasks = [source.next(rl.core.Turn(s, history=history)) for s in range(8)]
+    tasks = [source.next(rl.core.Draw(s, history=history)) for s in range(8)]
     assert {task.id for task in tasks[:3]} == {e.id for e in old}
     assert {task.id for task in tasks[3:]} == {e.id for e in (*old, *new)}
     assert next(t for t in tasks if t.id == new[0].id).data["example"].columns == {"level": 2}
-    instead = {source.next(rl.core.Turn(s, attempt=1, history=history)).id for s in range(4, 60)}
+    instead = {source.next(rl.core.Draw(s, attempt=1, history=history)).id for s in range(4, 60)}
     assert instead == {e.id for e in (*old, *new)}, "what stands in for a prompt is any of them"
-    before = {source.next(rl.core.Turn(3, attempt=k, history=history)).id for k in range(1, 60)}
+    before = {source.next(rl.core.Draw(3, attempt=k, history=history)).id for k in range(1, 60)}
     assert before == {e.id for e in old}, "none before its time"
 
 
@@ -89,5 +89,5 @@ def test_each_of_several_sources_plays_its_own() -> None:
     new = [rl.Example("x", columns={"source": "t"}), rl.Example("y", columns={"source": "s"})]
     history = {**history_of([(e, 2) for e in new]).columns(), "shares": torch.tensor([0.0, 1.0])}
     source = MixedSource(old, DifficultyConfig(), seed=1, new={name: NewExamples(name) for name in old})
-    played = {source.next(rl.core.Turn(s, history=history)).data["example"].text for s in range(2, 12)}
+    played = {source.next(rl.core.Draw(s, history=history)).data["example"].text for s in range(2, 12)}
     assert played == {"ta", "tb", "tc", "x"}

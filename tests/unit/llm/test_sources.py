@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnel.core.contracts.tasks import Curriculum, TaskSource, Turn
+from runnel.core.contracts.tasks import Curriculum, Draw, TaskSource
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch, Header, Segment
 from runnel.core.task_table import TaskTable
@@ -42,7 +42,7 @@ def play(source, history, accuracy, sequences, batch=1):
     played = []
     for first in range(sequences.start, sequences.stop, batch):
         known = {k: v.clone() for k, v in history.history().items()}
-        tasks = [source.next(Turn(s, history=known)) for s in range(first, first + batch)]
+        tasks = [source.next(Draw(s, history=known)) for s in range(first, first + batch)]
         rewards = [accuracy[PLACE[t.id]] for t in tasks]
         pairs = enumerate(zip(tasks, rewards, strict=True))
         history.see({"rollouts": [segment_of(first + i, t.id, [r, r]) for i, (t, r) in pairs]}, Batch())
@@ -76,9 +76,9 @@ def test_it_never_runs_dry():
 
 def test_an_attempt_after_another_gets_another_prompt():
     source, known = source_of(), history_of().history()
-    drawn = [source.next(Turn(3, attempt, history=known)).id for attempt in range(40)]
+    drawn = [source.next(Draw(3, attempt, history=known)).id for attempt in range(40)]
     assert len(set(drawn)) > 5
-    assert drawn == [source_of().next(Turn(3, attempt, history=known)).id for attempt in range(40)]
+    assert drawn == [source_of().next(Draw(3, attempt, history=known)).id for attempt in range(40)]
 
 
 @given(st.integers(1, 4), st.permutations(range(12)))
@@ -86,9 +86,9 @@ def test_who_asks_and_in_which_order_changes_nothing(batch, order):
     history = history_of(retry_after=5)
     play(source_of(retry_after=5), history, ACCURACY, range(12), batch=batch)
     known = history.history()
-    alone = {s: source_of(retry_after=5).next(Turn(s, history=known)).id for s in range(12, 24)}
+    alone = {s: source_of(retry_after=5).next(Draw(s, history=known)).id for s in range(12, 24)}
     source = source_of(retry_after=5)
-    assert {12 + i: source.next(Turn(12 + i, history=known)).id for i in order} == alone
+    assert {12 + i: source.next(Draw(12 + i, history=known)).id for i in order} == alone
 
 
 def test_the_history_is_the_running_mean_of_each_prompt_and_of_those_that_were_replaced():
@@ -173,7 +173,7 @@ def test_the_source_that_can_be_learned_is_found():
         history, _, sources = mixed_history()
         source, rng, played = MixedSource(sources, DifficultyConfig(), seed=seed), np.random.default_rng(seed), []
         for sequence in range(400):
-            task = source.next(Turn(sequence, history=dict(history.history())))
+            task = source.next(Draw(sequence, history=dict(history.history())))
             name = task.data["example"].columns["source"]
             rewards = {"a": [1.0, 1.0], "b": [0.0, 0.0], "c": rng.permutation([0.0, 1.0])}[name]
             history.see({"rollouts": [segment_of(sequence, task.id, rewards)]}, Batch())

@@ -23,7 +23,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Draw:
     """For what a task is chosen: the segment, by its number in the stream, and what was learned of tasks up to the version that
     makes it."""
 
@@ -39,13 +39,13 @@ class Turn:
 class TaskSource(Protocol):
     """Decides what to play next.
 
-    A source that `uses_history` is a pure function: its seed and the turn decide, so that all actors choose as one would, and a
+    A source that `uses_history` is a pure function: its seed and the draw decide, so that all actors choose as one would, and a
     resumed run as one that was never stopped. Others have an order of their own.
     """
 
     uses_history: bool
 
-    def next(self, turn: Turn) -> Task: ...
+    def next(self, draw: Draw) -> Task: ...
 
     def snapshot(self) -> State: ...
 

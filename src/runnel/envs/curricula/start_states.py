@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runnel.core.contracts.tasks import Task, Turn
+from runnel.core.contracts.tasks import Draw, Task
 from runnel.core.rng import content_id, make_rng
 from runnel.core.state import Array, State
 from runnel.ops.clusters import k_means
@@ -29,10 +29,10 @@ class StartTasks:
         self._states, self._seed, self._share, self._last = states, seed, share, last
         self._members = [np.flatnonzero(groups == k) for k in range(int(groups.max()) + 1)]
 
-    def next(self, turn: Turn) -> Task:
-        rng = make_rng(self._seed, "start", turn.sequence, turn.row, turn.attempt)
+    def next(self, draw: Draw) -> Task:
+        rng = make_rng(self._seed, "start", draw.sequence, draw.row, draw.attempt)
         number = -1
-        if turn.sequence < self._last and rng.random() < self._share:
+        if draw.sequence < self._last and rng.random() < self._share:
             members = self._members[rng.integers(len(self._members))]
             number = int(members[rng.integers(len(members))])
         task_id = content_id(self._states[number] if number >= 0 else b"")
@@ -42,7 +42,7 @@ class StartTasks:
         return {}
 
     def restore(self, state: State) -> None:
-        """It has no state: the turn decides."""
+        """It has no state: the draw decides."""
 
 
 def group_states(shown: Array, num: int, *, seed: int) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from runnel.core.contracts.tasks import Task, Turn
+from runnel.core.contracts.tasks import Draw, Task
 from runnel.core.records import Batch, Segment
 from runnel.core.rng import content_id, make_rng
 from runnel.core.spaces import TaskSpace
@@ -26,9 +26,9 @@ class UniformTasks:
         self._low = np.array(space.low)
         self._width = np.array(space.high) - self._low
 
-    def next(self, turn: Turn) -> Task:
-        rng = make_rng(self._seed, "task", turn.sequence, turn.row, turn.attempt)
-        params = (self._low + self._width * self.draw(rng, turn.history)).astype(np.float32)
+    def next(self, draw: Draw) -> Task:
+        rng = make_rng(self._seed, "task", draw.sequence, draw.row, draw.attempt)
+        params = (self._low + self._width * self.draw(rng, draw.history)).astype(np.float32)
         return Task(content_id(params.tobytes()), {"task": params})
 
     def draw(self, rng: np.random.Generator, history: Mapping[str, Tensor]) -> Array:
@@ -39,7 +39,7 @@ class UniformTasks:
         return {}
 
     def restore(self, state: State) -> None:
-        """It has no state: the turn decides."""
+        """It has no state: the draw decides."""
 
 
 class NoHistory:

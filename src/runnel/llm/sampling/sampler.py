@@ -13,7 +13,7 @@ import torch
 
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import SampleWriter
-from runnel.core.contracts.tasks import TaskSource, Turn
+from runnel.core.contracts.tasks import Draw, TaskSource
 from runnel.core.errors import DataError
 from runnel.core.records import Slot
 from runnel.core.rng import make_seed
@@ -124,16 +124,16 @@ class PromptSampler:
         opened = 0
         while (slot := self._reserved or writer.reserve()) is not None:
             self._reserved = None
-            turn = self._turn(client, slot)
-            if turn is None:
+            draw = self._draw(client, slot)
+            if draw is None:
                 self._reserved, self._waits_for = (
                     slot,
                     f"the history of tasks of version {max(slot.header.required_version, 0)}",
                 )
                 return opened
-            example: Example = self._source.next(turn).data["example"]
+            example: Example = self._source.next(draw).data["example"]
             prompt = self.tokenizer.render(messages_of(example.prompt))
-            group = CompletionGroup(slot, example, prompt, attempt=turn.attempt)
+            group = CompletionGroup(slot, example, prompt, attempt=draw.attempt)
             room = slot.spec.sizes["N"] // self.group_size - self._max_tokens
             if len(prompt) > room:
                 self._cancel(group, writer, f"prompt_too_long: {len(prompt)} tokens, room for {room}")
@@ -144,13 +144,13 @@ class PromptSampler:
             self._waits_for = f"a free segment of stream {ROLLOUTS!r}"
         return opened
 
-    def _turn(self, client: InferenceClient, slot: Slot) -> Turn | None:
+    def _draw(self, client: InferenceClient, slot: Slot) -> Draw | None:
         """What the task of a segment is chosen by; None while the history of its version has not arrived."""
         header = slot.header
         if not self._source.uses_history:
-            return Turn(header.sequence)
+            return Draw(header.sequence)
         history = client.constants(header.required_version)
-        return None if history is None else Turn(header.sequence, len(self._given_up.get(_number(slot), ())), history=history)
+        return None if history is None else Draw(header.sequence, len(self._given_up.get(_number(slot), ())), history=history)
 
     def _submit(self, client: InferenceClient) -> int:
         """Submit waiting groups whose version is loaded, oldest first."""

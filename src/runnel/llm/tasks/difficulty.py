@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from runnel.core.bounds import bounded, check_bounds
-from runnel.core.contracts.tasks import Task, Turn
+from runnel.core.contracts.tasks import Draw, Task
 from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_rng
@@ -97,23 +97,23 @@ class DifficultySource:
         self._passes, self._new = Passes(len(examples), seed=seed, name=name), new
         self._table = TableView()
 
-    def next(self, turn: Turn) -> Task:
+    def next(self, draw: Draw) -> Task:
         if self._config.on:
-            self._table.read(turn.history)
+            self._table.read(draw.history)
         if self._new is not None:
-            self._new.read(turn.history)
-        index = next((i for i in self._candidates(turn) if self._may_play(i, turn.sequence)), -1)
-        index = next(self._candidates(turn)) if index < 0 else index
+            self._new.read(draw.history)
+        index = next((i for i in self._candidates(draw) if self._may_play(i, draw.sequence)), -1)
+        index = next(self._candidates(draw)) if index < 0 else index
         example = self._example(index)
         return Task(example.id, {"example": example, "index": index})
 
-    def _candidates(self, turn: Turn) -> Iterator[int]:
+    def _candidates(self, draw: Draw) -> Iterator[int]:
         """Places of examples, those first that come first."""
         since = () if self._new is None else self._new.since
-        if not turn.attempt:
-            yield self._passes.at(turn.sequence, since)
-        num = len(self._examples) + bisect_right(since, turn.sequence)
-        yield from make_rng(self._seed, self._name, "instead", turn.sequence, turn.attempt).permutation(num).tolist()
+        if not draw.attempt:
+            yield self._passes.at(draw.sequence, since)
+        num = len(self._examples) + bisect_right(since, draw.sequence)
+        yield from make_rng(self._seed, self._name, "instead", draw.sequence, draw.attempt).permutation(num).tolist()
 
     def _example(self, index: int) -> Example:
         """The one at a place: behind the examples of the task stand those that were added."""
@@ -129,4 +129,4 @@ class DifficultySource:
         return {}
 
     def restore(self, state: State) -> None:
-        """It has no state: the turn decides."""
+        """It has no state: the draw decides."""

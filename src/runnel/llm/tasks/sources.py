@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar, Literal, overload
 
 from runnel.core.bounds import bounded, check_bounds
-from runnel.core.contracts.tasks import Task, Turn
+from runnel.core.contracts.tasks import Draw, Task
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_rng
@@ -157,13 +157,13 @@ class MixedSource:
             DifficultySource(part, filter, seed=seed, name=name, new=new.get(name)) for name, part in sources.items()
         ]
 
-    def next(self, turn: Turn) -> Task:
-        shares = turn.history["shares"].cumsum(0)
-        draw = make_rng(self._seed, "source", turn.sequence, turn.attempt).random() * float(shares[-1])
-        return self._sources[min(int((shares <= draw).sum()), len(self._sources) - 1)].next(turn)
+    def next(self, draw: Draw) -> Task:
+        shares = draw.history["shares"].cumsum(0)
+        number = make_rng(self._seed, "source", draw.sequence, draw.attempt).random() * float(shares[-1])
+        return self._sources[min(int((shares <= number).sum()), len(self._sources) - 1)].next(draw)
 
     def snapshot(self) -> State:
         return {}
 
     def restore(self, state: State) -> None:
-        """It has no state: the turn decides."""
+        """It has no state: the draw decides."""

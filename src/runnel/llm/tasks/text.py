@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from runnel.core.contracts.tasks import Task, Turn
+from runnel.core.contracts.tasks import Draw, Task
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.rng import content_id, make_rng, rng_state, set_rng_state
 from runnel.core.state import State
@@ -168,7 +168,7 @@ class ExampleSource:
         self._order: np.ndarray = np.empty(0, dtype=np.int64)
         self._next = 0
 
-    def next(self, turn: Turn | None = None) -> Task:
+    def next(self, draw: Draw | None = None) -> Task:
         """The next example; `index` is its place in the list."""
         if self._next == len(self._order):
             self._order, self._next = self._rng.permutation(len(self._examples)), 0
