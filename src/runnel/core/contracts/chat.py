@@ -52,9 +52,8 @@ class Turn:
     """What happened in this turn and is to be counted, by name: `tool_calls`, `tool_errors/raised`."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.messages, str):
-            object.__setattr__(self, "messages", ({"role": "user", "content": self.messages},))
-        object.__setattr__(self, "messages", tuple(dict(m) for m in self.messages))
+        said = ({"role": "user", "content": self.messages},) if isinstance(self.messages, str) else self.messages
+        object.__setattr__(self, "messages", tuple(dict(m) for m in said))
         given = self.rewards if isinstance(self.rewards, Mapping) else {REWARD: self.rewards}
         for name, value in given.items():
             if why := wrong_number(value):
@@ -130,13 +129,6 @@ class HasScript(Protocol):
     def script(self) -> str | Message:
         """A good message now, as its text or with `tool_calls`."""
         ...
-
-
-@runtime_checkable
-class Closes(Protocol):
-    """Holds something that must be let go of."""
-
-    def close(self) -> Awaitable[None] | None: ...
 
 
 class ChatGame(Protocol):
