@@ -16,14 +16,17 @@ from runnel.core.errors import DataError
 from runnel.core.state import Settings, State
 
 Message = Mapping[str, Any]
-"""`role` and `content`, both text, and what else a chat template knows: `tool_calls` of the assistant, `tool_call_id` and
-`name` of a tool."""
+"""`role` and `content`, both text, and what else a chat template knows. An assistant's may have `tool_calls`, in the form of
+chat templates: `{"id": "call-0", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}`, and `tool_errors`:
+calls in its text that cannot be read, each as `{"kind": "not_json", "text": "words for the model"}`. A tool's has
+`tool_call_id` and `name`."""
 Lane = Literal["inline", "thread", "async"]
 """Where calls of user code run: at once (pure and fast code: such runs can be replayed), in a thread, as a coroutine."""
 REWARD = "reward"
 """The channel of a reward that is given as a number."""
 TOOL_CALLS, TOOL_ERRORS = "tool_calls", "tool_errors/"
-"""What tools count (`Turn.counts`): their calls, and by kind (the name goes on) those that failed."""
+"""What is counted of tools (`Turn.counts`): their calls, and by kind (the name goes on) those that failed. Kinds of ours:
+`unknown` (no such tool), `not_json`, `arguments` (they do not fit the schema), `raised`, `timeout`, `too_long`, `died`."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class ChatEnv(Protocol):
         ...
 
     def step(self, message: Message) -> Turn | Awaitable[Turn]:
-        """What the agent's message led to. `message` has `content`, and `tool_calls` where a call of a tool was found in it."""
+        """What the agent's message led to. `message` has `content`. Calls of tools do not come here; where the environment has
+        no tools, nothing is looked for in the text."""
         ...
 
 
@@ -108,7 +112,8 @@ class HasTasks(Protocol):
 
 @runtime_checkable
 class HasTools(Protocol):
-    """Offers tools. The environment calls them itself, in `step`; the schemas are for the chat template."""
+    """Offers tools, which may change the environment's own state. Whoever plays the conversation shows their schemas to the
+    model and calls them, with a deadline for each call: `step` gets only messages without calls."""
 
     def tools(self) -> Sequence[Tool]: ...
 
@@ -161,7 +166,8 @@ class OpenTool(Protocol):
     """A tool in one conversation. One with a state has `get_state` and `set_state` too (`HasState`)."""
 
     def call(self, arguments: Mapping[str, Any]) -> object | Awaitable[object]:
-        """Text, or plain data that is shown as JSON. A `ToolFailure` is told to the model as it is."""
+        """Text, or plain data that is shown as JSON; a `Turn` where the call earns something or ends the conversation (its
+        messages are then the result). A `ToolFailure` is told to the model as it is."""
         ...
 
     def close(self) -> None: ...

@@ -174,8 +174,8 @@ def rollout_stream(
 
     With `max_turns` or `max_rows` above 1 a trajectory is a conversation of up to so many turns, in up to so many rows (`R`)
     with their `row_owner`; a turn (`U`) has its row, where it starts and ends in that, what it earned (`turn_rewards` are
-    channels by turn), `turn_key` (equal for turns that saw the same) and its `duration_s`. Then `max_prompt` and `max_tokens`
-    are sums over a trajectory.
+    channels by turn), `turn_key` (equal for turns that saw the same) and its `duration_s` (what tools and environment took). A
+    trajectory has `tool_calls` and `tool_errors`: their numbers. Then `max_prompt` and `max_tokens` are sums over a trajectory.
     """
     several = max_turns > 1 or max_rows > 1
     fields = _ragged("R" if several else "B")
@@ -199,6 +199,7 @@ def rollout_stream(
         fields["turn_row"] = FieldSpec(("U",), torch.int64, index_of=("R",))
         fields |= {name: FieldSpec(("U",), torch.int64) for name in ("turn_start", "turn_end", "turn_key")}
         fields["duration_s"] = FieldSpec(("U",))
+        fields |= {name: FieldSpec(("B",), torch.int64) for name in ("tool_calls", "tool_errors")}
         sizes |= {"R": group_size * max_rows, "U": group_size * max_turns}
     return StreamSpec(
         name="rollouts",
