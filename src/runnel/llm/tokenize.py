@@ -221,6 +221,11 @@ class HFTokenizer:
         self.vocab_size = len(self._inner)
         self._limit = self._checked_limit()
 
+    @property
+    def inner(self) -> Any:
+        """The tokenizer of transformers."""
+        return self._inner
+
     def _checked_limit(self) -> int | None:
         """Rows of the model's embedding, where the tokenizer has more; some models come with special tokens that only larger
         ones of their family know (Gemma 3), and no text has."""
