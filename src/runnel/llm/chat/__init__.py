@@ -1,0 +1,1 @@
+"""Conversations of several turns, with tools."""
