@@ -16,7 +16,7 @@ MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 WALL, FLOOR, GOAL, BOX, PLAYER, BOX_ON_GOAL, PLAYER_ON_GOAL = "#-.$@*+"
 WALLED = 0.1
 """Share of the inner cells that are walls."""
-PULLS = 30
+PULLS = 60
 """Steps of a level's way backwards."""
 SIGNS = (
     f"{WALL} is a wall, {FLOOR} floor, {GOAL} a goal, {BOX} a box, {PLAYER} you, {BOX_ON_GOAL} a box on a goal, "
@@ -92,8 +92,8 @@ def _free(level: Level, cell: Cell) -> bool:
 
 # ----------------------------------------------------------------------------------------------------------- the levels
 def made_backwards(rng: np.random.Generator, size: int, boxes: int) -> Level | None:
-    """A level that was played backwards from its solution: the player walks at random and pulls boxes off the goals. None where
-    the boxes did not get away from the goals."""
+    """A level that was played backwards from its solution: the player walks at random and pulls boxes off the goals. It starts
+    where they were farthest away; None where one was then on a goal still."""
     inner = [(r, c) for r in range(1, size - 1) for c in range(1, size - 1)]
     order = [inner[i] for i in rng.permutation(len(inner)).tolist()]
     goals, player, rest = frozenset(order[:boxes]), order[boxes], order[boxes + 1 :]
@@ -105,10 +105,17 @@ def made_backwards(rng: np.random.Generator, size: int, boxes: int) -> Level | N
 
     rows = ("".join(sign((r, c)) for c in range(size)) for r in range(size))
     level = Level(tuple(rows), Place(player, goals))
-    place, names = level.start, tuple(MOVES)
-    for _ in range(PULLS):
-        place = _pulled(level, place, names[int(rng.integers(4))])
-    return replace(level, start=place) if not place.boxes & goals else None
+    place = best = level.start
+    for move in rng.integers(4, size=PULLS).tolist():
+        place = _pulled(level, place, tuple(MOVES)[move])
+        if _distance(place.boxes, goals) >= _distance(best.boxes, goals):
+            best = place
+    return replace(level, start=best) if not best.boxes & goals else None
+
+
+def _distance(boxes: frozenset[Cell], goals: frozenset[Cell]) -> int:
+    """Steps from each box to its nearest goal, if there were no walls: their sum."""
+    return sum(min(abs(b[0] - g[0]) + abs(b[1] - g[1]) for g in goals) for b in boxes)
 
 
 def _pulled(level: Level, place: Place, move: str) -> Place:
