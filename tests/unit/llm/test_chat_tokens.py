@@ -156,6 +156,23 @@ def test_a_reply_that_was_cut_is_closed_and_one_that_ended_by_eos_too(root):
     assert strip_end([5, end], t) == strip_end([5, t.eos_id], t) == strip_end([5], t) == [5]
 
 
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1", "gptoss"])
+def test_a_scripted_call_is_what_the_template_shows(name, root):
+    """So a row of prompt and answer is the template's rendering, up to the token that ends the turn."""
+    t = tokenizer_of(name, root)
+    start = [{"role": "user", "content": "hi"}]
+    call = {"id": "c0", "type": "function", "function": {"name": "look_up", "arguments": {"word": "é </tool_call>"}}}
+    said = {"role": "assistant", "content": "" if name == "llama3_1" else "so", "tool_calls": [call]}
+    theirs = t._inner.apply_chat_template([*start, said], tools=[SCHEMA], tokenize=False)
+    row = [*t.render(start, [SCHEMA]), *t.answer(said)]
+    assert t.spell(row) == theirs.removesuffix("\n")
+    result = {"role": "tool", "content": "x", "name": "look_up", "tool_call_id": "c0"}
+    whole = t._inner.apply_chat_template([*start, said, result], tools=[SCHEMA], add_generation_prompt=True, tokenize=False)
+    thought = "<think>\n\n</think>\n\n"  # which Qwen3 writes into a last turn alone
+    assert t.spell(t.extend(row, [result], [SCHEMA])).replace(thought, "") == whole
+    assert t.answer({"role": "assistant", "content": "yo"}) == t.answer("yo")
+
+
 def test_a_thinking_model_keeps_its_thoughts_in_the_row_and_its_template_forgets_them(root):
     t = tokenizer_of("qwen3", root)
     start, said = [{"role": "user", "content": "hi"}], [{"role": "user", "content": "x"}]
