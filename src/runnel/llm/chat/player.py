@@ -321,6 +321,8 @@ class ChatPlayer:
         except DataError as error:
             self._fail(conversation, f"environment_failed: {called}: {error}")
             return
+        if conversation.failure:
+            return
         stages = {side.stage for side in conversation.sides.values()}
         if stages <= {"idle", "over"} and "idle" in stages:
             why = f"environment_failed: {called}: no agent got a Turn, and the conversation is not over for all"
@@ -428,7 +430,7 @@ class ChatPlayer:
             put_back(conversation.game, data["game"])
             for side, state in zip(conversation.sides.values(), data["tools"], strict=True):
                 side.toolbox.set_state(state)
-        elif not conversation.over and (why := self._replayed(conversation)):
+        elif not (conversation.over or conversation.failure) and (why := self._replayed(conversation)):
             self._fail(conversation, f"it cannot be brought back: {why}")
             conversation.lost = True
             return conversation

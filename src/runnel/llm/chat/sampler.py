@@ -101,6 +101,7 @@ class ChatSampler(PromptSampler):
                     self._retry(client, group, conversation)
                     work += 1
             if group.complete:
+                group.judged = True
                 self._judge(group)
                 work += 1
         return work
