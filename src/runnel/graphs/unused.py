@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol
 
+from runnel.llm.chat.config import TurnsConfig
 from runnel.llm.learning.learner import TokenLearnerConfig
 from runnel.llm.model.causal_lm import ModelConfig
 
@@ -75,6 +76,17 @@ def of_sources(tasks: Collection[str], pick: str) -> Unused:
     if not tasks:
         return own | {"sources.pick": "is of several sources of prompts; name them with --tasks NAME=TASK NAME=TASK"}
     return {"task": "tasks names the sources of prompts"} | ({} if pick == "ucb" else own)
+
+
+def of_turns(chat: str, tools: Collection[str]) -> Unused:
+    """Settings of conversations where there are none, and of prompts where an environment speaks."""
+    if not chat and not tools:
+        why = "is of conversations; name an environment with --chat, or tools with --tools"
+        return {"max_turns": why, "max_context": why, **all_of("turns", TurnsConfig.__dataclass_fields__, why)}
+    if not chat:
+        return {}
+    of_prompts = dict.fromkeys(("task", "tasks", "reward_model"), "the environment of --chat says what is played, and pays")
+    return {**of_prompts, "new_tasks.capacity": "the environment of --chat makes its tasks itself"}
 
 
 def of_model(model: str) -> Unused:

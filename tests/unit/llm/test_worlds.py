@@ -1,0 +1,137 @@
+"""All built-in worlds: the same conversation for the same task, seed and messages, from any saved state; tasks; options."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from world_players import ODD, SPEAK, as_message, at_random, by_script, plain, play
+
+from runnel.core.contracts.chat import HasLane, HasScript, HasState, HasTasks
+from runnel.core.errors import ConfigError, DataError
+from runnel.llm.worlds import WORLDS, make_world
+
+NAMES = sorted(WORLDS)
+
+
+def some_tasks(world, count=3):
+    train, held = world.tasks()
+    return [*train[:count], *held[:count]]
+
+
+def test_every_world_has_a_random_player_here():
+    assert set(SPEAK) == set(WORLDS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_world_offers_all_that_it_can(name):
+    world = make_world(name)
+    assert all(isinstance(world, kind) for kind in (HasLane, HasTasks, HasState, HasScript))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_task_one_seed_and_the_same_messages_are_one_conversation(name):
+    for i, task in enumerate(some_tasks(make_world(name))):
+        first, second = (play(make_world(name), task, i, at_random(name, i)) for _ in range(2))
+        assert [plain(t) for t in first.turns] == [plain(t) for t in second.turns]
+        world = make_world(name)
+        play(world, task, i, at_random(name, i))  # a world that was played before begins anew
+        again = play(world, task, i, at_random(name, i))
+        assert [plain(t) for t in again.turns] == [plain(t) for t in first.turns]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_saved_state_goes_on_equally_from_every_turn(name):
+    task = some_tasks(make_world(name))[0]
+    world, speak = make_world(name), at_random(name, 3)
+    world.reset(task, seed=3)
+    states, said, heard = [], [], []
+    while not heard or not heard[-1].over:
+        states.append(json.dumps(world.get_state()))
+        scripted = world.script()
+        said.append((scripted, as_message(speak(world))))
+        heard.append(world.step(said[-1][1]))
+    for start, state in enumerate(states):
+        other = make_world(name)
+        other.set_state(json.loads(state))
+        for (scripted, message), turn in zip(said[start:], heard[start:], strict=True):
+            assert other.script() == scripted
+            assert plain(other.step(message)) == plain(turn)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_is_a_copy(name):
+    world = make_world(name)
+    world.reset(some_tasks(world)[0], seed=0)
+    state = world.get_state()
+    before = json.dumps(state)
+    play(world, some_tasks(world)[1], 1, at_random(name, 0))
+    assert json.dumps(state) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tasks_are_plain_always_the_same_and_in_one_split_only(name):
+    (train, held), (again, _) = make_world(name).tasks(), make_world(name).tasks()
+    assert len(train) >= len(held) >= 2
+    a, b = ({json.dumps(t, sort_keys=True) for t in part[:300]} for part in (train, held))
+    assert not a & b
+    assert [train[i] for i in (0, 5, -1)] == [again[i] for i in (0, 5, len(train) - 1)]
+    assert train[2:4] == [train[2], train[3]]
+    assert all(json.loads(json.dumps(t)) == t for t in [train[0], held[0]])
+    with pytest.raises(IndexError):
+        train[len(train)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_odd_messages_are_answered_and_earn_nothing(name):
+    world = make_world(name)
+    for i in range(len(ODD)):
+        order = iter(ODD[i:] * 500)
+        played = play(world, some_tasks(world)[0], i, lambda world, order=order: next(order), limit=3000)
+        total = played.total
+        assert total.get("reward", 0.0) == 0.0 or name == "frozenlake", total  # some of them are moves
+        assert all(isinstance(m["content"], str) for t in played.turns for m in t.messages)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_cannot_be_played_is_refused_with_its_name(name):
+    world = make_world(name)
+    with pytest.raises(DataError, match="reset"):
+        world.step({"role": "assistant", "content": "1"})
+    play(world, {}, 7, by_script)  # a task drawn by the seed
+    with pytest.raises(DataError, match="reset"):
+        world.step({"role": "assistant", "content": "1"})
+    with pytest.raises(DataError, match=name):
+        world.reset({"nothing": 1}, seed=0)
+
+
+def test_an_unknown_world_or_option_is_refused():
+    with pytest.raises(ConfigError, match=r"choose one of bandit, calculator"):
+        make_world("chess")
+    with pytest.raises(ConfigError, match=r"guess.size = 3: is no option of this world; it has high, max_guesses, shaped"):
+        make_world("guess", size=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("guess", "high", 1),
+        ("guess", "high", 2.5),
+        ("guess", "max_guesses", -1),
+        ("guess", "shaped", -0.1),
+        ("bandit", "arms", 9),
+        ("bandit", "rooms", 0),
+        ("bandit", "luck", float("nan")),
+        ("calculator", "level", True),
+        ("calculator", "level", 5),
+        ("calculator", "tools", 1),
+        ("calculator", "num_train", 0),
+        ("frozenlake", "map", "5x5"),
+        ("frozenlake", "size", 2),
+        ("frozenlake", "frozen", 1.0),
+        ("frozenlake", "max_turns", 0),
+    ],
+)
+def test_an_option_out_of_its_bounds_is_refused(name, option, value):
+    with pytest.raises(ConfigError, match=rf"{name}\.{option}"):
+        make_world(name, **{option: value})
