@@ -1,8 +1,8 @@
 """What the chat template of a Hugging Face tokenizer writes: conversations, tools, and the tail of a conversation that goes on.
 
-Tails are found by a sentinel. The template renders a stand-in conversation in which the assistant says the sentinel, and then
-the new messages; what stands behind the sentinel is the tail. So it does not matter how a template writes, or rewrites, earlier
-turns.
+Tails are found by a sentinel, a number. The template renders a stand-in conversation in which the assistant says the number,
+and then the new messages; what stands behind the number is the tail. So it does not matter how a template writes, or rewrites,
+earlier turns.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class ChatTemplate:
     def tail(self, messages: Sequence[Message], tools: Sequence[Schema] = ()) -> Tail:
         """What the template writes behind a reply that `messages` answer."""
         stem = self.control.stem(messages, tools)
-        said, schemas, mark = self._hidden(messages, stem), self._schemas(tools, stem), f"{stem}r"
+        said, schemas = self._hidden(messages, stem), self._schemas(tools, stem)
+        mark = _digits(said, schemas)
         history = _histories(said, mark)[self._history(said, schemas)]
         behind = self._render([*history, *said], schemas, prompt=True).rpartition(mark)[2]
         called = bool(history[-1].get("tool_calls"))
@@ -81,6 +82,17 @@ class ChatTemplate:
         if not end or (lead.strip() and not called):
             return Tail("", behind, False, stem)
         return Tail("" if called else lead, behind[len(lead) :], True, stem)
+
+    def reply(self, message: Message) -> tuple[str, str]:
+        """What the model is to say so that the template would show it as `message`, with the token that ends it if the
+        template writes one; and what marks in it begin with."""
+        stem, asked = self.control.stem(message), {"role": "user", "content": "?"}
+        opened = self._render([asked], (), prompt=True)
+        whole = self._render([asked, *self._hidden([message], stem)], (), prompt=False)
+        if not whole.startswith(opened):
+            fix = "write the reply as text, with its calls as the model writes them"
+            raise DataError(f"the chat template of {self._path} does not show a reply behind what opens its turn; {fix}")
+        return self.control.up_to_last_special(whole[len(opened) :]) or whole[len(opened) :], stem
 
     # ---------------------------------------------------------------------------------------------------------- stand-ins
     def _history(self, said: Sequence[Message], schemas: Sequence[Schema]) -> int:
@@ -94,7 +106,8 @@ class ChatTemplate:
         stem = self.control.stem(said, schemas)
         shown = [{**m, "content": f"{stem}{i}s"} for i, m in enumerate(said)]
         refusals: list[DataError] = []
-        for number, history in enumerate(_histories(said, f"{stem}r")):
+        mark = _digits(shown, schemas)
+        for number, history in enumerate(_histories(said, mark)):
             try:
                 text = self._render([*history, *shown], schemas, prompt=True)
             except DataError as error:
@@ -102,7 +115,7 @@ class ChatTemplate:
                 continue
             # An assistant that calls tools may say nothing beside it.
             lost = [m["role"] for m in shown if m["content"] not in text and not m.get("tool_calls")]
-            if f"{stem}r" in text and not lost:
+            if mark in text and not lost:
                 return number
             what = f"messages of the role {lost[0]}" if lost else "what the assistant has said"
             refusals.append(DataError(f"the chat template of {self._path} leaves out {what}; {FIX}"))
@@ -148,6 +161,14 @@ class ChatTemplate:
             raise DataError(f"the chat template of {self._path} refuses a conversation of {roles}: {error}; {FIX}") from error
 
 
+def _digits(*values: object) -> str:
+    """A number that `values` do not have. As a number it is written in calls without quotes, which may be tokens."""
+    shown, n = "".join(map(str, values)), 0
+    while (mark := f"70{n}07") in shown:
+        n += 1
+    return mark
+
+
 FIX = "give those messages another role, such as user, or use a model whose chat template takes them"
 
 
@@ -170,5 +191,5 @@ def _results(said: Sequence[Message]) -> list[Message]:
 
 def _call(number: int, result: Message, mark: str) -> dict[str, Any]:
     """A stand-in for the call that led to `result`."""
-    told = {"name": result.get("name", STAND_IN_TOOL), "arguments": {"x": mark}}
+    told = {"name": result.get("name", STAND_IN_TOOL), "arguments": {"x": int(mark)}}
     return {"id": result.get("tool_call_id", f"call-{number}"), "type": "function", "function": told}

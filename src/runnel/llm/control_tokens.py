@@ -37,7 +37,12 @@ class ControlTokens:
         # Unknown characters become the unknown token: it says nothing about what a text names.
         self._counted = {name for name in self._names if name != inner.unk_token}
         self._ids = {int(inner.convert_tokens_to_ids(name)) for name in self._counted}
+        self._special_ids = {int(inner.convert_tokens_to_ids(name)) for name in self._counted & self.special}
         self._twin: _Twin | None = None
+
+    def has(self, token: int, *, special: bool = False) -> bool:
+        """Whether `token` is a control token, or even a special one."""
+        return token in (self._special_ids if special else self._ids)
 
     # ------------------------------------------------------------------------------------------------------------ hiding
     def stem(self, *values: object) -> str:
@@ -60,6 +65,11 @@ class ControlTokens:
         return value
 
     # ---------------------------------------------------------------------------------------------------------- encoding
+    def up_to_last_special(self, text: str) -> str:
+        """A rendered text up to its last special token, if nothing but white space follows; else nothing."""
+        ends = [found.end() for found in self._special.finditer(text)]
+        return text[: ends[-1]] if ends and not text[ends[-1] :].strip() else ""
+
     def first_special(self, text: str) -> tuple[str, str]:
         """What stands before the first special token in a rendered text, and its name; without one, the text and nothing."""
         found = self._special.search(text)
@@ -81,7 +91,7 @@ class ControlTokens:
                 f"the text {text[:60]!r} names control tokens, and this tokenizer cannot tell names from tokens; leave them "
                 "out of the text, or put a tokenizer.json into the model's folder"
             )
-        if self._twin is None or self._twin.stem in text:
+        if self._twin is None or self._twin.opening in text:
             self._twin = _Twin(backend, self._names, self.stem(text))
         twin = self._twin
         marks = {f"{stem}{i}{END}": name for name, i in self._number.items()}
@@ -95,8 +105,8 @@ class _Twin:
     def __init__(self, backend: Any, names: Iterable[str], stem: str) -> None:
         from tokenizers import Tokenizer
 
-        self.stem = stem
-        self.names = {name: f"\ufdd0{stem}{i}\ufdd0" for i, name in enumerate(names)}
+        self.opening = f"\ufdd0{stem}"
+        self.names = {name: f"{self.opening}{i}\ufdd0" for i, name in enumerate(names)}
         data = json.loads(backend.to_str())
         data |= {"post_processor": None, "truncation": None, "padding": None}
         added = [(token["content"], int(token["id"])) for token in data["added_tokens"]]

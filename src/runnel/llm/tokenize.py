@@ -62,8 +62,9 @@ class Tokenizer(Protocol):
         """A conversation as the prompt of the assistant's next turn, with the schemas of the tools that it may call."""
         ...
 
-    def answer(self, text: str) -> list[int]:
-        """An answer of the assistant with what ends its turn: a completion, as a demonstration or a pair has it."""
+    def answer(self, said: str | Message) -> list[int]:
+        """An answer of the assistant with what ends its turn: a completion, as a demonstration or a pair has it. A message may
+        call tools."""
         ...
 
     def extend(self, tokens: Sequence[int], messages: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int]:
@@ -162,8 +163,8 @@ class CharTokenizer:
         check_text(text, "a text")
         return [len(SPECIALS) + b for b in text.encode()]
 
-    def answer(self, text: str) -> list[int]:
-        return [*self.encode(text), self.eos_id]
+    def answer(self, said: str | Message) -> list[int]:
+        return [*self.encode(said if isinstance(said, str) else _spoken(said)), self.eos_id]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of the byte tokens; special tokens are left out, bytes that are not UTF-8 become a replacement character."""
@@ -250,11 +251,15 @@ class HFTokenizer:
             raise DataError(f"the text {text[:60]!r} has {odd!r}, for which {self._path} has no embedding; leave it out")
         return tokens
 
-    def answer(self, text: str) -> list[int]:
-        """The answer and the end of the assistant's turn as the chat template writes it, up to the token that ends it. The text
+    def answer(self, said: str | Message) -> list[int]:
+        """The answer and the end of the assistant's turn as the chat template writes it, up to the token that ends it. A text
         may name control tokens: the author of a demonstration writes what the model is to say (`<tool_call>`)."""
         lead, end = self._turn_end
-        return [*self.encode(text + lead, control=True), end]
+        if not isinstance(said, str) and said.get("tool_calls"):
+            _check_message(0, said)
+            tokens = self._tokens(*self._template.reply(said))
+            return tokens if self._template.control.has(tokens[-1], special=True) else [*tokens, end]
+        return [*self.encode((said if isinstance(said, str) else said["content"]) + lead, control=True), end]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._inner.decode(list(tokens), skip_special_tokens=True))
@@ -275,9 +280,19 @@ class HFTokenizer:
             _check_message(number, message)
         tail = self._template.tail(messages, tools)
         more = self._tokens(tail.rest, tail.stem)
-        if tail.ends and tokens and tokens[-1] == more[0]:
-            return [*tokens, *more[1:]]
+        if tail.ends and tokens and (number := self._ended(tokens[-1], more)):
+            return [*tokens, *more[number:]]
         return [*tokens, *(self._tokens(tail.lead, tail.stem) if tail.lead else []), *more]
+
+    def _ended(self, last: int, more: Sequence[int]) -> int:
+        """How many tokens of a tail the reply had already, whose last token is `last`: those that end a turn, where it was
+        one of them, or what opens the next turn, for models that end their reply with that."""
+        for number, token in enumerate(more):
+            if token == last and (number == 0 or last in self.end_ids):
+                return number + 1
+            if not self._template.control.has(token):
+                break
+        return 0
 
     def save(self, folder: str | Path) -> None:
         self._inner.save_pretrained(str(folder))
@@ -306,8 +321,8 @@ class PlainTokenizer:
         self.encode, self.decode, self.spell, self.save = inner.encode, inner.decode, inner.spell, inner.save
         self.takes_tools = False
 
-    def answer(self, text: str) -> list[int]:
-        return [*self.encode(text, control=True), self.eos_id]
+    def answer(self, said: str | Message) -> list[int]:
+        return [*self.encode(said if isinstance(said, str) else _spoken(said), control=True), self.eos_id]
 
     def render(self, messages: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int]:
         """A prompt may have been rendered before, so names of control tokens in it become those tokens."""

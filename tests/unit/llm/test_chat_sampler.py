@@ -127,3 +127,35 @@ def test_a_group_of_conversations_becomes_one_segment_of_the_engines_own_tokens(
     assert len(set(a["turn_key"][::3].tolist())) == 1, "all conversations of a group begin in one state"
     events = sampler.events()
     assert sum(e["kind"] == "episode" for e in events) == 2 * N
+
+
+def resumed(make, steps, more=120, capacity=6):
+    """The segments of a run that goes on from a snapshot after `steps`, and of one that was never stopped."""
+    sampler, client, stream = make(), client_of(num_slots=4), stream_of(capacity=capacity, limit=capacity)
+    run(sampler, client, stream, steps)
+    other, twin, copy = make(), client_of(num_slots=4), stream_of(capacity=capacity, limit=capacity)
+    for _ in range(len(stream.reserved) + len(stream.committed)):
+        copy.reserve()
+    twin.sync(0)
+    twin.engine.restore(client.engine.snapshot())
+    twin.next_ticket = client.next_ticket
+    other.restore(sampler.snapshot(), {"rollouts": copy})
+    before = len(stream.committed)
+    run(sampler, client, stream, more)
+    run(other, twin, copy, more)
+    return stream.committed[before:], copy.committed, other.events()
+
+
+def assert_equal(expected, found, *, times=False):
+    assert len(found) == len(expected) > 0
+    for a, b in zip(expected, found, strict=True):
+        assert a.header == b.header
+        names = [k for k in a.arrays if times or k != "duration_s"]
+        assert all(torch.equal(a.arrays[k], b.arrays[k]) for k in names)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 13, 19])
+@pytest.mark.parametrize("env", [Echo, NoState])
+def test_a_snapshot_in_the_middle_of_conversations_goes_on_bit_for_bit(env, steps):
+    expected, found, _ = resumed(lambda: sampler_of(env), steps)
+    assert_equal(expected, found)

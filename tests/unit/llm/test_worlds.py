@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import fmean
 
 import pytest
 from world_players import ODD, SPEAK, as_message, at_random, by_script, plain, play
@@ -73,7 +74,7 @@ def test_a_state_is_a_copy(name):
 def test_tasks_are_plain_always_the_same_and_in_one_split_only(name):
     (train, held), (again, _) = make_world(name).tasks(), make_world(name).tasks()
     assert len(train) >= len(held) >= 2
-    a, b = ({json.dumps(t, sort_keys=True) for t in part[:300]} for part in (train, held))
+    a, b = ({json.dumps(t, sort_keys=True) for t in part[:100]} for part in (train, held))
     assert not a & b
     assert [train[i] for i in (0, 5, -1)] == [again[i] for i in (0, 5, len(train) - 1)]
     assert train[2:4] == [train[2], train[3]]
@@ -130,8 +131,36 @@ def test_an_unknown_world_or_option_is_refused():
         ("frozenlake", "size", 2),
         ("frozenlake", "frozen", 1.0),
         ("frozenlake", "max_turns", 0),
+        ("maze", "size", 1),
+        ("maze", "max_turns", 0),
+        ("sokoban", "size", 9),
+        ("sokoban", "boxes", 3),
+        ("sokoban", "per_box", -1),
+        ("twenty_questions", "max_questions", 0),
+        ("wordle", "max_guesses", 0),
     ],
 )
 def test_an_option_out_of_its_bounds_is_refused(name, option, value):
     with pytest.raises(ConfigError, match=rf"{name}\.{option}"):
         make_world(name, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "scripted", "random_most"),
+    [
+        ("guess", 1.0, 0.2),
+        ("calculator", 1.0, 0.05),
+        ("frozenlake", 1.0, 0.3),
+        ("maze", 1.0, 0.7),
+        ("sokoban", 1.0, 0.5),
+        ("twenty_questions", 1.0, 0.5),
+        ("wordle", 0.9, 0.2),
+    ],
+)
+def test_scripts_win_and_random_players_do_not(name, scripted, random_most):
+    world = make_world(name)
+    tasks = world.tasks()[0][:40]
+    won = fmean(play(world, task, i, by_script).total.get("reward", 0.0) for i, task in enumerate(tasks))
+    lost = fmean(play(world, task, i, at_random(name, i)).total.get("reward", 0.0) for i, task in enumerate(tasks))
+    assert won >= scripted
+    assert lost <= random_most

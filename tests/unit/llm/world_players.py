@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runnel.core.contracts.chat import Turn
+from runnel.llm.worlds.things import ATTRIBUTES, THINGS
+from runnel.llm.worlds.words import WORDS
 
 ODD: list[Mapping[str, Any]] = [
     {"role": "assistant", "content": ""},
@@ -25,6 +27,10 @@ SPEAK: dict[str, list[str]] = {
     "calculator": [],
     "frozenlake": ["left", "down", "right", "up"],
     "guess": [],
+    "maze": ["north", "east", "south", "west"],
+    "sokoban": ["left", "down", "right", "up"],
+    "twenty_questions": [*THINGS, *ATTRIBUTES],
+    "wordle": list(WORDS),
 }
 """What a random player says, by world; empty: a number."""
 Speak = Callable[[Any], "str | Mapping[str, Any]"]

@@ -17,6 +17,10 @@ WORLDS: dict[str, str] = {
     "calculator": "runnel.llm.worlds.calculator:Calculator",
     "frozenlake": "runnel.llm.worlds.frozenlake:FrozenLake",
     "guess": "runnel.llm.worlds.guess:Guess",
+    "maze": "runnel.llm.worlds.maze:Maze",
+    "sokoban": "runnel.llm.worlds.sokoban:Sokoban",
+    "twenty_questions": "runnel.llm.worlds.twenty_questions:TwentyQuestions",
+    "wordle": "runnel.llm.worlds.wordle:Wordle",
 }
 """Where each world is written, by its name."""
 
