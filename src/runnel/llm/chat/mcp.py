@@ -1,7 +1,7 @@
 """Tools of MCP servers (modelcontextprotocol.io): from what `tools/list` answers, and a function that makes `tools/call`.
 
-Nothing here talks to a server, and the package `mcp` is not needed: whoever holds the session gives the function. Answers may be
-plain data, as they stand on the wire, or objects of the package `mcp`.
+Nothing here talks to a server, and the package `mcp` is not needed: whoever holds the session gives the function. Answers may
+be plain data, as they stand on the wire, or objects of the package `mcp`.
 """
 
 from __future__ import annotations

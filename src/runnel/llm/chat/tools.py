@@ -376,7 +376,7 @@ def cut(text: str, max_chars: int) -> str:
     """A text of at most `max_chars` characters. A mark in the middle says how many were left out.
 
     >>> cut("a" * 50 + "b" * 50, 70)
-    'aaaaaaaaaaaaaaaaa\\n... 65 characters left out ...\\nbbbbbbbbbbbbbbbbbb'
+    'aaaaaaaaaaaaaaaaaaa\\n... 62 characters left out ...\\nbbbbbbbbbbbbbbbbbbb'
     """
     if len(text) <= max_chars:
         return text
