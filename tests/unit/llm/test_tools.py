@@ -6,6 +6,7 @@ import asyncio
 import functools
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 import pytest
@@ -18,7 +19,7 @@ from runnel.core.contracts.chat import Message, Tool, ToolFailure, Turn
 from runnel.core.errors import ConfigError
 from runnel.llm.chat.arguments import wrong_arguments
 from runnel.llm.chat.dialects import make_call
-from runnel.llm.chat.tools import Toolbox, as_tools, cut, schema, too_many, tool, tools_of
+from runnel.llm.chat.tools import Toolbox, as_tools, cut, load_tools, schema, too_many, tool, tools_of
 
 
 # ------------------------------------------------------------------------------------------------------------- schemas
@@ -521,3 +522,43 @@ def test_a_tool_that_opens_late_is_closed_when_its_conversation_has_ended() -> N
     thread.join()
     assert closed == [1]
     assert isinstance(answers[0], ToolFailure)
+
+
+# ------------------------------------------------------------------------------------------------------------- by name
+OWN = """
+from runnel.core.contracts.chat import Tool
+from runnel.llm.chat.tools import tool
+
+def double(x: int) -> int:
+    '''Double it.'''
+    return 2 * x
+
+halve = tool(lambda: 1, name="halve", description="Halve.")
+
+class Memory:
+    def call(self, key: str) -> str:
+        '''Remember.'''
+        return key
+
+def several() -> list[Tool]:
+    return [halve, tool(double, name="twice")]
+
+def untyped(x):
+    '''No.'''
+"""
+
+
+def test_tools_are_loaded_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "own_tools.py"
+    file.write_text(OWN)
+    found = load_tools(["calculator", f"{file}:double", f"{file}:Memory", f"{file}:several"])
+    assert [t.name for t in found] == ["calculator", "double", "memory", "halve", "twice"]
+    assert [answer(found[0], {"expression": "12 * 12"})[0], answer(found[4], {"x": 4})[0]] == ["144", "8"]
+    with pytest.raises(ConfigError, match=r"tools = 'calc': is no built-in tool; choose from calculator, python"):
+        load_tools(["calc"])
+    with pytest.raises(ConfigError, match="the parameter 'x' has no type"):
+        load_tools([f"{file}:untyped"])
+    with pytest.raises(ConfigError, match="has no 'doubles'; did you mean 'double'"):
+        load_tools([f"{file}:doubles"])
+    with pytest.raises(ConfigError, match="tools = 'halve': two tools have this name"):
+        load_tools([f"{file}:halve", f"{file}:several"])

@@ -28,8 +28,8 @@ def wrong_arguments(schema: Mapping[str, Any], arguments: object) -> str | None:
     """Say what is wrong with the arguments of a call, as a sentence that names the argument; None if nothing is.
 
     >>> schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    >>> wrong_arguments(schema, {"a": 1}), wrong_arguments(schema, {"a": "1"})
-    (None, "the argument 'a' must be an integer, but it is \\"1\\"")
+    >>> wrong_arguments(schema, {"a": 1}), wrong_arguments(schema, {"a": 1.5})
+    (None, "the argument 'a' must be an integer, but it is 1.5")
     >>> wrong_arguments(schema, {"a": 1, "b": 2})
     "there is no argument 'b'; the arguments are 'a'"
     """

@@ -14,7 +14,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 from runnel.core.calls.pool import CallOutcome
 from runnel.core.contracts.chat import (
@@ -30,6 +30,7 @@ from runnel.core.contracts.chat import (
     Turn,
 )
 from runnel.core.errors import ConfigError
+from runnel.core.resolve import called, is_reference, load_object
 from runnel.core.state import Settings, State
 from runnel.core.user_code import summary
 from runnel.llm.chat.arguments import wrong_arguments
@@ -375,7 +376,7 @@ def cut(text: str, max_chars: int) -> str:
     """A text of at most `max_chars` characters. A mark in the middle says how many were left out.
 
     >>> cut("a" * 50 + "b" * 50, 70)
-    'aaaaaaaaaaaaaaaaa\\n... 65 characters left out ...\\nbbbbbbbbbbbbbbbbbb'
+    'aaaaaaaaaaaaaaaaaaa\\n... 62 characters left out ...\\nbbbbbbbbbbbbbbbbbbb'
     """
     if len(text) <= max_chars:
         return text
@@ -414,3 +415,43 @@ def _same(failure: ToolFailure) -> ToolFailure:
 
 async def _come(failure: ToolFailure) -> ToolFailure:
     return failure
+
+
+# ---------------------------------------------------------------------------------------------------------- tools by name
+BUILT_IN: dict[str, str] = {
+    "calculator": "runnel.llm.worlds.arithmetic:calculator_tool",
+    "python": "runnel.llm.sandbox.tool:python_tool",
+}
+"""Tools that a name stands for, and where each is made."""
+
+
+def load_tools(names: Iterable[str]) -> list[Tool]:
+    """Tools by name: built-in ones, and users' own as `file.py:name` or `module:name`.
+
+    A user's name may mean a tool, a typed function, a class with a method `call`, a list of these, or a function without
+    parameters that says (`-> Tool`, `-> list[Tool]`) that it makes them.
+    """
+    found: list[Tool] = []
+    for name in names:
+        if name not in BUILT_IN and not is_reference(name):
+            fix = f"is no built-in tool; choose from {', '.join(BUILT_IN)}, or write file.py:name"
+            raise ConfigError("tools", name, fix)
+        found += _tools_in(load_object(BUILT_IN.get(name, name), "tools"), name)
+    if twice := [t.name for t in found if [o.name for o in found].count(t.name) > 1]:
+        raise ConfigError("tools", twice[0], "two tools have this name; leave one out, or give it another: tool(..., name=...)")
+    return found
+
+
+def _tools_in(made: Any, target: str) -> list[Tool]:
+    if isinstance(made, Tool):
+        return [made]
+    if isinstance(made, (list, tuple)):
+        return [t for one in made for t in _tools_in(one, target)]
+    if inspect.isfunction(made) and _makes_tools(hints_of(made, target).get("return")):
+        return _tools_in(called(made, field="tools", target=target, how=f"{made.__name__}()"), target)
+    return [tool(made)]
+
+
+def _makes_tools(hint: Any) -> bool:
+    """Whether a function with this type of result makes tools, and is none itself."""
+    return hint is Tool or any(arg is Tool for arg in get_args(hint))
