@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol
 
-from runnel.llm.chat.config import TurnsConfig
+from runnel.llm.chat.config import TalkConfig
 from runnel.llm.learning.learner import TokenLearnerConfig
 from runnel.llm.model.causal_lm import ModelConfig
 
@@ -82,7 +82,7 @@ def of_turns(chat: str, tools: Collection[str]) -> Unused:
     """Settings of conversations where there are none, and of prompts where an environment speaks."""
     if not chat and not tools:
         why = "is of conversations; name an environment with --chat, or tools with --tools"
-        return {"max_turns": why, "max_context": why, **all_of("turns", TurnsConfig.__dataclass_fields__, why)}
+        return {"max_turns": why, "max_context": why, **all_of("talk", TalkConfig.__dataclass_fields__, why)}
     if not chat:
         return {}
     of_prompts = dict.fromkeys(("task", "tasks", "reward_model"), "the environment of --chat says what is played, and pays")

@@ -16,7 +16,7 @@ from runnel.core.contracts.chat import Turn
 from runnel.core.contracts.params import ParamSet
 from runnel.core.contracts.samples import Sampler
 from runnel.core.errors import DataError
-from runnel.llm.chat.config import TurnsConfig
+from runnel.llm.chat.config import TalkConfig
 from runnel.llm.chat.sampler import ChatSampler
 from runnel.llm.chat.task import make_chat_task
 from runnel.llm.engines.native import NativeEngine
@@ -76,7 +76,7 @@ def client_of(num_slots=8, versions=(0,)):
 
 
 def sampler_of(env=Echo, *, max_turns=TURNS, blocking=True, tools=(), **turns):
-    task = make_chat_task(env, turns=TurnsConfig(**turns), tools=tools)
+    task = make_chat_task(env, talk=TalkConfig(**turns), tools=tools)
     return ChatSampler(
         task,
         TOKENIZER,
@@ -249,7 +249,7 @@ def test_an_environment_that_hangs_holds_up_nobody_else_and_is_a_failure_with_it
     assert len(stream.committed) == 3
     assert done_before == 2, "other groups are through before the hanging one is given up"
     reasons = [e["reason"] for e in sampler.events() if e["kind"] == "call_retried"]
-    assert reasons == ["conversation: environment_failed: step: timeout after 0.5 s (turns.step_timeout_s)"]
+    assert reasons == ["conversation: environment_failed: step: timeout after 0.5 s (talk.step_timeout_s)"]
     sampler.close()
 
 
@@ -286,7 +286,7 @@ def test_limits_of_turns_and_of_context_cut_a_conversation_off_with_its_reason()
     assert (a["truncated"].tolist(), a["terminated"].tolist()) == ([True] * N, [False] * N)
     assert {e["reason"] for e in sampler.events() if e["kind"] == "episode"} == {"turns"}
 
-    task = make_chat_task(Echo, turns=TurnsConfig())
+    task = make_chat_task(Echo, talk=TalkConfig())
     settings = {"group_size": N, "max_tokens": MAX_TOKENS, "seed": 1, "blocking_calls": True, "max_turns": TURNS}
     sampler = ChatSampler(task, TOKENIZER, max_context=40, **settings)
     client, stream = client_of(), stream_of(limit=1)
