@@ -23,6 +23,8 @@ MOST_KINDS = 20
 OTHER = "other"
 SINGLE_TURNS = 8
 """Up to so many turns, each number is counted alone; above it, numbers are counted together up to each power of two."""
+COUNTED = ("turns", "context", "reason", "tool_calls", "passed")
+"""What an event of an episode says of a conversation, beside the tool errors."""
 SECONDS = ("env_s", "engine_s")
 """Seconds of a conversation in its tools and environment, and in the engine."""
 
@@ -69,7 +71,7 @@ class ConversationLog:
         """Count an episode, if it was a conversation."""
         if "turns" not in event:
             return
-        told = {k: event[k] for k in ("turns", "context", "reason", "tool_calls", "passed") if k in event}
+        told: Row = {k: event[k] for k in COUNTED if k in event}
         told["tool_errors"] = self._named(event.get("tool_errors", {}))
         if "reason" in told and told["reason"] not in self._reasons:
             self._reasons.append(told["reason"])
@@ -100,7 +102,7 @@ class ConversationLog:
 
     # -------------------------------------------------------------------------------------------------------- output
     def metrics(self) -> dict[str, float]:
-        """Means over the last conversations. All kinds and reasons that were ever seen are there, so that a curve falls to 0."""
+        """Means over the last conversations. Kinds and reasons that were seen before stay, so that a curve falls to 0."""
         recent = self._recent
         if not recent:
             return {}

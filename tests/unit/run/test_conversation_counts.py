@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_run_ledger import episode, ledger_of, rows_of, update
 
-from runnel.track.conversations import MOST_KINDS, OTHER, Counts, ConversationLog, TurnCounts, counts_in
+from runnel.track.conversations import MOST_KINDS, OTHER, ConversationLog, Counts, TurnCounts, counts_in
 
 
 def talk(value: float, turns: int, *, reason: str = "terminated", **more: Any) -> dict[str, Any]:
