@@ -10,7 +10,7 @@ from made_tokenizers import family
 from test_conversation_rows import learner_of
 
 from runnel.core.records import Header, Segment, trim
-from runnel.llm.learning.recorded_turns import Fork, control_places, find_forks, find_messages, forked_after
+from runnel.llm.learning.recorded_turns import RowFork, control_places, find_forks, find_messages, forked_after
 from runnel.llm.learning.recording import GroupRecorder, token_texts
 from runnel.llm.sampling.groups import rollout_stream
 from runnel.llm.tokenize import CharTokenizer, load_tokenizer
@@ -122,7 +122,7 @@ def test_a_row_that_rewrites_history_forks_where_it_differs(told: dict[str, Any]
 def test_forks_are_found_in_rows_that_grow_and_in_rows_that_go_back() -> None:
     rows = [torch.tensor(r) for r in ([1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [1, 2, 9], [1, 2, 9, 9], [7])]
     forks = find_forks(rows)
-    assert forks == [None, Fork(0, 4), Fork(1, 2), Fork(2, 3), Fork(3, 0)]
+    assert forks == [None, RowFork(0, 4), RowFork(1, 2), RowFork(2, 3), RowFork(3, 0)]
     ends = [[(0, 2), (1, 4)], [(2, 6)], [(3, 3)], [(4, 4)], [(5, 1)]]
     assert [forked_after(row, forks, ends) for row in range(5)] == [-1, 1, 0, 3, -1]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runnel.core.records import Batch, Header
 from runnel.core.state import State
-from runnel.llm.learning.recorded_turns import Fork, find_forks, forked_after, numbered
+from runnel.llm.learning.recorded_turns import RowFork, find_forks, forked_after, numbered
 
 DIGITS = 5
 """Decimals of recorded numbers."""
@@ -42,7 +42,7 @@ class RecordedGroup:
         """Whether the trajectories are conversations."""
         return "turn_row" in self.joined
 
-    def forks(self, number: int) -> list[Fork | None]:
+    def forks(self, number: int) -> list[RowFork | None]:
         """How the rows of a trajectory begin like earlier ones."""
         return find_forks([self.joined["tokens"][start:end] for start, _, end in self.spans(number)])
 

@@ -17,19 +17,19 @@ LONGEST_HEAD = 16
 
 
 @dataclass(frozen=True)
-class Fork:
+class RowFork:
     """A row begins as an earlier row does: `shared` tokens are the same as in row `parent` of the trajectory."""
 
     parent: int
     shared: int
 
 
-def find_forks(rows: Sequence[Tensor]) -> list[Fork | None]:
+def find_forks(rows: Sequence[Tensor]) -> list[RowFork | None]:
     """For the tokens of each row, the earlier row that it shares most with (of equal ones the latest); None for the first."""
-    out: list[Fork | None] = []
+    out: list[RowFork | None] = []
     for number, row in enumerate(rows):
         shares = [(_shared(row, other), parent) for parent, other in enumerate(rows[:number])]
-        out.append(Fork(*reversed(max(shares))) if shares else None)
+        out.append(RowFork(*reversed(max(shares))) if shares else None)
     return out
 
 
@@ -38,7 +38,7 @@ def _shared(a: Tensor, b: Tensor) -> int:
     return int((a[:num] == b[:num]).long().cumprod(0).sum())
 
 
-def forked_after(row: int, forks: Sequence[Fork | None], ends: Sequence[Sequence[tuple[int, int]]]) -> int:
+def forked_after(row: int, forks: Sequence[RowFork | None], ends: Sequence[Sequence[tuple[int, int]]]) -> int:
     """The last turn that a row shares with those that it forks from; -1 if it forks before the first. `ends` has for each row
     its turns and where each ends in the row."""
     fork, shared = forks[row], None
