@@ -22,7 +22,17 @@ from runnel.graphs.experiment import Experiment, InferenceStream, TrainerSpec
 from runnel.graphs.mix import rows_of, share_of
 from runnel.graphs.prompt_task import PromptTask
 from runnel.graphs.run_config import PlacementConfig, RunConfig
-from runnel.graphs.unused import OF_FILTER, OF_NEW_TASKS, OF_WARM_UP, ON_TEXT, of_model, of_sources, of_turns, unused_by_learner
+from runnel.graphs.unused import (
+    OF_FILTER,
+    OF_NEW_TASKS,
+    OF_TURNS,
+    OF_WARM_UP,
+    ON_TEXT,
+    of_model,
+    of_sources,
+    of_turns,
+    unused_by_learner,
+)
 from runnel.llm.algorithms.base import Algorithm, PolicyAlgorithm, PolicyConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.chat.config import TalkConfig
@@ -117,6 +127,11 @@ class PromptConfig(RunConfig):
         return rows_of(share, self.num_prompts * self.group_size) if share else 0
 
     @property
+    def has_turns(self) -> bool:
+        """Whether trajectories are conversations of several turns, and not completions."""
+        return False
+
+    @property
     def by_history(self) -> bool:
         """Whether prompts are chosen by what the trainer publishes of them."""
         return self.filter.on or bool(self.tasks) or self.new_tasks.capacity > 0
@@ -130,6 +145,9 @@ class PromptConfig(RunConfig):
         """Settings, or groups of them, that this run would not read, and why."""
         groups = [f.name for f in fields(self) if isinstance(getattr(self, f.name), EngineConfig | PolicyConfig)]
         own = {f"{group}.{name}": why for group in groups for name, why in getattr(self, group).unused().items()}
+        if not self.has_turns:
+            policies = [name for name in groups if isinstance(getattr(self, name), PolicyConfig)]
+            own |= {f"{name}.{one}": OF_TURNS for name in policies for one in getattr(self, name).of_turns}
         parts = ({} if self.warmup_updates else OF_WARM_UP) | ({} if self.filter.on else OF_FILTER)
         parts |= {} if self.new_tasks.capacity else OF_NEW_TASKS
         parts |= of_sources(self.tasks, self.sources.pick) | of_turns(self.chat, self.tools) | self.talk.unused()

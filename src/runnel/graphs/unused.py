@@ -53,6 +53,7 @@ ON_TEXT: Unused = {
 OF_WARM_UP: Unused = dict.fromkeys(("demo_rows", "learner.sft_lr"), "is of the warm-up; set warmup_updates")
 OF_FILTER: Unused = all_of("filter", ("low", "high", "momentum", "retry_after"), "is of the filter of prompts; set filter.on")
 OF_NEW_TASKS: Unused = {"new_tasks.max_bytes": "is of prompts that are added during the run; set new_tasks.capacity"}
+OF_TURNS = "is of conversations of several turns, and a completion is one turn"
 OF_PRIORITIES: Unused = all_of("replay", ("alpha", "beta", "min_priority"), "is of draws by priority; set replay.prioritised")
 WITHOUT_ROLLOUTS: Unused = {
     "num_actors": "one actor reads the data",
