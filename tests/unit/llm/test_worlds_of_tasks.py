@@ -127,7 +127,8 @@ def bm25(query, texts, k1, b):
         score = 0.0
         for word in re.findall("[a-z0-9]+", query.lower()):
             with_word = sum(word in other for other in split)
-            often = words.count(word)
+            if not (often := words.count(word)):
+                continue
             norm = k1 * (1 - b + b * len(words) / average)
             score += math.log(1 + (len(split) - with_word + 0.5) / (with_word + 0.5)) * often * (k1 + 1) / (often + norm)
         out.append(score)
