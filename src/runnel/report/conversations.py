@@ -54,9 +54,8 @@ def _heads(*names: str, both: Sequence[Counts]) -> list[str]:
 def _summary(both: Sequence[Counts]) -> Table:
     lines = [summary(found) for found in both]
     rows: list[list[Cell]] = [[name, *(line[name] for line in lines)] for name in lines[0] if lines[0][name] is not None]
-    return Table(
-        "conversations", "Conversations", ["", *_heads("whole run", both=both)[:1], *["last quarter"][: len(both) - 1]], rows
-    )
+    note = "All that were played to their end, also those that were not trained on. Numbers are means over conversations."
+    return Table("conversations", "On average", ["", "whole run", "last quarter"][: 1 + len(both)], rows, note)
 
 
 def summary(found: Counts) -> dict[str, float | int | None]:
