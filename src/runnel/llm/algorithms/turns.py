@@ -16,8 +16,8 @@ from runnel.ops.turns import turn_index, turn_sum
 
 @dataclass(frozen=True)
 class Turns:
-    """Where turns are. `owner` is the trajectory of each one, `token` the turn of each token (-1: of none), `first` the place of
-    each turn's first trained token (of its first token, where none is trained); turns with equal `key` saw the same."""
+    """Where turns are. `owner` is the trajectory of each one, `token` the turn of each token (-1: of none), `first` the place
+    of each turn's first trained token (of its first token, where none is trained); turns with equal `key` saw the same."""
 
     owner: Tensor
     first: Tensor
@@ -38,7 +38,9 @@ class Turns:
             raise DataError("turns must be written in the order of their rows, and in each row in the order of time")
         token = turn_index(start, end, len(mask))
         if bool((mask & (token < 0)).any()):
-            raise DataError("tokens are trained that belong to no turn; loss_mask must hold between turn_start and turn_end only")
+            raise DataError(
+                "tokens are trained that belong to no turn; loss_mask must hold between turn_start and turn_end only"
+            )
         return Turns(rows["row_owner"][row], _first(start, token, mask), token, rows["turn_key"], num)
 
     def __len__(self) -> int:
@@ -54,8 +56,8 @@ class Turns:
         return turn_sum(mask.float(), self.token, len(self)) > 0
 
     def rewards(self, rows: Mapping[str, Tensor], channels: Mapping[str, float]) -> Tensor:
-        """What each turn earns, over channels: those of turns and tokens where they are given, those of trajectories at the last
-        turn. `[U]`"""
+        """What each turn earns, over channels: those of turns and tokens where they are given, those of trajectories at the
+        last turn. `[U]`"""
         out, last = torch.zeros(len(self)), self.last
         for channel, weight in channels.items():
             if (by_turn := rows.get(f"turn_rewards/{channel}")) is not None:
@@ -65,7 +67,9 @@ class Turns:
             elif f"rewards/{channel}" in rows:
                 out[last[last >= 0]] += weight * rows[f"rewards/{channel}"].nan_to_num(0.0)[last >= 0]
             else:
-                raise DataError(f"segments have no reward channel {channel!r}; name it in the stream, or leave it out of channels")
+                raise DataError(
+                    f"segments have no reward channel {channel!r}; name it in the stream, or leave it out of channels"
+                )
         return out
 
 
