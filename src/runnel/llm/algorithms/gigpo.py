@@ -22,7 +22,7 @@ from runnel.ops.turns import spread_turns, step_group_size, step_groups, turn_re
 class GiGPOConfig(GRPOConfig):
     """Group-in-group policy optimisation."""
 
-    on_resume: ClassVar[OnResume] = live("step_coef", "gamma") | may_change("scale")
+    on_resume: ClassVar[OnResume] = live("step_coef") | may_change("gamma", "scale")
     of_turns: ClassVar[tuple[str, ...]] = (*ClipConfig.of_turns, "gamma")
 
     step_coef: float = bounded(1.0, at_least=0)
