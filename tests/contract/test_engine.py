@@ -54,7 +54,6 @@ ENGINES: dict[str, Any] = {
     "native": make_native,
     "native, fixed shapes": partial(make_native, fixed_shapes=True),
     "native, recompute": partial(make_native, on_update="recompute"),
-    "native, nothing kept": partial(make_native, keep_prefixes=False),
     "hf": make_hf,
 }
 

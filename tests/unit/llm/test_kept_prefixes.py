@@ -117,7 +117,7 @@ def test_siblings_and_a_common_beginning_are_computed_once():
     group = [make_request(i, [*common, 9], seed=i, max_tokens=6, session=i) for i in range(3)]
     late = make_request(3, [*common, 9], seed=3, max_tokens=6, session=3)
     other = make_request(4, [*common, 30, 31], seed=4, max_tokens=6, session=4)
-    short = make_request(5, common[: LEAST_SHARED - 1] + [39, 38], seed=5, max_tokens=6, session=5)
+    short = make_request(5, [*common[: LEAST_SHARED - 1], 39, 38], seed=5, max_tokens=6, session=5)
     engine.submit(group)
     replies = engine.step()
     engine.submit([late, other, short])
