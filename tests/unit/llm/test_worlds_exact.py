@@ -102,6 +102,17 @@ def test_two_first_letters_of_one_group_have_lucks_of_their_own():
     assert abs(np.corrcoef(np.array(pairs).T)[0, 1]) < 4 / math.sqrt(200)
 
 
+def test_the_script_knows_its_luck_and_begins_with_every_letter():
+    world, firsts = make_world("bandit"), Counter()
+    for i, task in enumerate(world.tasks()[0][:160]):
+        world.reset(task, seed=i)
+        firsts[world.script()] += 1
+        lucks = [world.luck(task, i, letter) for letter in "abcdefgh"]
+        assert play(world, task, i, by_script).total == {"luck": max(lucks), "right": 1.0}
+    assert set(firsts) == set("abcdefgh")
+    assert max(firsts.values()) < 20 + 4 * math.sqrt(160 * 7 / 64)
+
+
 def taught(by_turn, seed, *, num_groups=4, size=8, updates=40, lr=0.5):
     """What GRPO's advantages make of a player that has a logit for each letter of both turns."""
     world, rng, logits = make_world("bandit"), np.random.default_rng(seed), np.zeros((2, 8))
