@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from runnel.llm.model.pretrained import GGUF_FILE
@@ -97,6 +97,15 @@ def sentence_pieces(kind: str, root: Path) -> HFTokenizer:
     return _saved(fast, "mistral", root / kind)
 
 
+def with_unicode_forms(root: Path) -> HFTokenizer:
+    """A tokenizer that writes wide letters as ordinary ones before it looks for its tags."""
+    inner = _byte_pairs()
+    inner.normalizer = normalizers.NFKC()
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner)
+    fast.add_tokens([AddedToken(tag, special=False, normalized=True) for tag in TAGS])
+    return _saved(fast, "qwen3", root / "forms")
+
+
 def _byte_pairs() -> Tokenizer:
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.Sequence(
@@ -118,7 +127,7 @@ def _saved(fast: PreTrainedTokenizerFast, name: str, root: Path) -> HFTokenizer:
     """`fast` with what a family adds to it, loaded from a folder."""
     eos, special, tags = FAMILIES[name]
     fast.add_special_tokens({"eos_token": eos, "additional_special_tokens": list(special)})
-    fast.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
+    fast.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags if tag not in fast.get_vocab()])
     fast.chat_template = template(name)
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from chat_families import FAMILIES, chat_tokenizer, sentence_pieces, smollm2_tokenizers, template
+from chat_families import FAMILIES, chat_tokenizer, sentence_pieces, smollm2_tokenizers, template, with_unicode_forms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -178,6 +178,17 @@ def test_names_in_sentence_pieces(kind, root):
         assert t.extend(answered[:-1], said) == whole
 
     check()
+
+
+def test_a_text_does_not_become_a_tag_by_unicode_forms(root):
+    if template("qwen3") is None:
+        pytest.skip("the template comes with the package trl")
+    t = with_unicode_forms(root)
+    (tag,) = t.encode("<think>", control=True)
+    assert t._inner.encode("＜think＞", add_special_tokens=False) == [tag]
+    said = [{"role": "user", "content": "＜think＞ 4"}]
+    assert tag not in [*t.encode("＜think＞ 4"), *t.render(said), *t.extend([5], said)]
+    assert "<think> 4" in t.decode(t.render(said))
 
 
 def test_a_reply_that_was_cut_is_closed_and_one_that_ended_by_eos_too(root):
