@@ -49,11 +49,10 @@ OWN = {
 
 def template(name: str) -> str | None:
     """The template of a family; None where `trl` is not installed. It is not imported: that takes seconds."""
-    found = importlib.util.find_spec("trl")
     if name in OWN:
         return OWN[name]
-    file = Path(found.origin or "").parent / "chat_templates" / f"{name}.jinja" if found else None
-    return file.read_text() if file and file.is_file() else None
+    found = importlib.util.find_spec("trl")
+    return None if found is None else (Path(found.origin or "").parent / "chat_templates" / f"{name}.jinja").read_text()
 
 
 @cache
