@@ -31,7 +31,22 @@ FAMILIES = {
     "smollm2": ("<|endoftext|>", CHATML, ()),
     "mistral": ("</s>", ("[INST]", "[/INST]"), ()),
 }
+ODD = {
+    "system-first": ("<|endoftext|>", CHATML, ()),
+    "no-end": ("<|endoftext|>", ("<|user|>", "<|assistant|>", "<|observation|>"), ()),
+}
+"""Shapes that are tested by themselves: one that takes no conversation without a system message, and one that ends no turn, as
+GLM's, whose models end their reply with what opens the next turn."""
 OWN = {
+    "system-first": (
+        "{% if messages[0]['role'] != 'system' %}{{ raise_exception('begin with a system message') }}{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+    "no-end": (
+        "{% for m in messages %}<|{{ 'observation' if m['role'] == 'tool' else m['role'] }}|>\n{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    ),
     "smollm2": (
         "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\nYou are SmolLM.<|im_end|>\n"
         "{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -124,7 +139,7 @@ def _byte_pairs() -> Tokenizer:
 
 def _saved(fast: PreTrainedTokenizerFast, name: str, root: Path) -> HFTokenizer:
     """`fast` with what a family adds to it, loaded from a folder."""
-    eos, special, tags = FAMILIES[name]
+    eos, special, tags = (FAMILIES | ODD)[name]
     fast.add_special_tokens({"eos_token": eos, "additional_special_tokens": list(special)})
     fast.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags if tag not in fast.get_vocab()])
     fast.chat_template = template(name)
