@@ -113,6 +113,7 @@ class ChatPromptTask(PromptTask):
             max_turns=self._max_turns,
             max_context=self.sizes.demo,
             blocking_calls=self._config.deterministic,
+            pass_reward=self._config.eval.pass_reward,
             **settings,
         )
 

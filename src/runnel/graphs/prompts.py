@@ -129,7 +129,7 @@ class PromptConfig(RunConfig):
     @property
     def has_turns(self) -> bool:
         """Whether trajectories are conversations of several turns, and not completions."""
-        return False
+        return bool(self.chat or self.tools)
 
     @property
     def by_history(self) -> bool:

@@ -38,7 +38,9 @@ class Turns:
             raise DataError("turns must be written in the order of their rows, and in each row in the order of time")
         token = turn_index(start, end, len(mask))
         if bool((mask & (token < 0)).any()):
-            raise DataError("tokens are trained that belong to no turn; loss_mask must hold between turn_start and turn_end only")
+            raise DataError(
+                "tokens are trained that belong to no turn; loss_mask must hold between turn_start and turn_end only"
+            )
         return Turns(rows["row_owner"][row], _first(start, token, mask), token, rows["turn_key"], num)
 
     def __len__(self) -> int:
@@ -65,7 +67,9 @@ class Turns:
             elif f"rewards/{channel}" in rows:
                 out[last[last >= 0]] += weight * rows[f"rewards/{channel}"].nan_to_num(0.0)[last >= 0]
             else:
-                raise DataError(f"segments have no reward channel {channel!r}; name it in the stream, or leave it out of channels")
+                raise DataError(
+                    f"segments have no reward channel {channel!r}; name it in the stream, or leave it out of channels"
+                )
         return out
 
 

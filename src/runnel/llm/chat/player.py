@@ -193,7 +193,14 @@ class ChatPlayer:
         sampling = self._sampling
         if conversation.greedy:
             sampling = SamplingConfig(0.0, stop=sampling.stop, stop_tokens=sampling.stop_tokens)
-        return request_rows(prompt, seed=seed, max_tokens=room, sampling=sampling)
+        return request_rows(
+            prompt,
+            seed=seed,
+            max_tokens=room,
+            sampling=sampling,
+            session=content_id(repr((conversation.names, place, conversation.attempt)).encode()),
+            last=turn + 1 == conversation.max_turns,
+        )
 
     def _take_replies(self, client_of: ClientOf, conversations: Sequence[Conversation]) -> int:
         taken = 0

@@ -82,6 +82,8 @@ class TurnRecord:
     """What tools and the environment took after it."""
     engine_s: float = 0.0
     """What the engine took for it."""
+    prefilled: int = 0
+    """Tokens that the engine computed before it could speak."""
     counts: dict[str, int] = field(default_factory=dict)
 
     def earn(self, rewards: Mapping[str, float], counts: Mapping[str, int]) -> None:
@@ -126,7 +128,8 @@ class Rows:
         row = self.rows[-1]
         start = len(row.tokens)
         row.say(reply)
-        self.turns.append(TurnRecord(len(self.rows) - 1, start, len(row.tokens), key, engine_s=engine_s))
+        computed = int(reply["num_prefilled"]) if "num_prefilled" in reply else start
+        self.turns.append(TurnRecord(len(self.rows) - 1, start, len(row.tokens), key, engine_s=engine_s, prefilled=computed))
 
     def data(self) -> State:
         """Plain data, for a checkpoint."""

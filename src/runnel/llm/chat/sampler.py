@@ -38,10 +38,18 @@ class ChatSampler(PromptSampler):
     _groups: list[ChatGroup]  # type: ignore[assignment]
 
     def __init__(
-        self, task: ChatTask, tokenizer: Tokenizer, *, max_turns: int, max_context: int, blocking_calls: bool, **more: Any
+        self,
+        task: ChatTask,
+        tokenizer: Tokenizer,
+        *,
+        max_turns: int,
+        max_context: int,
+        blocking_calls: bool,
+        pass_reward: float = 1.0,
+        **more: Any,
     ) -> None:
         super().__init__(task, tokenizer, **more)
-        self._chat, self._max_turns = task, max_turns
+        self._chat, self._max_turns, self._pass_reward = task, max_turns, pass_reward
         self._known: list[Verdict] = []
         """Verdicts that need no reward function."""
         self.player = ChatPlayer(
@@ -176,7 +184,8 @@ class ChatSampler(PromptSampler):
     def _report(self, group: CompletionGroup, totals: Sequence[float]) -> None:
         assert isinstance(group, ChatGroup)
         sides = list(group.sides())
-        self._events += [episode(side, total) for side, total in zip(sides, totals, strict=True)]
+        for side, total in zip(sides, totals, strict=True):
+            self._events.append(episode(side, total) | {"passed": total >= self._pass_reward - 1e-9})
         if self._num_groups % SAMPLE_EVERY == 0:
             self._events.append(told(group, sides[0], totals[0]))
         self._num_groups += 1
@@ -220,6 +229,7 @@ def episode(side: Side, total: float) -> State:
         "reason": side.reason,
         "env_s": sum(turn.duration_s for turn in turns),
         "engine_s": sum(turn.engine_s for turn in turns),
+        "prefilled": sum(turn.prefilled for turn in turns),
         "tool_calls": side.tool_calls,
         "tool_errors": side.tool_errors,
     }

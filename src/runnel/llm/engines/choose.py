@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class EngineConfig:
     """The engine that completes tokens (docs/guides/engines.md)."""
 
-    on_resume: ClassVar[OnResume] = may_change("precision", "on_update", "keep_prefixes", then="the engine starts that way") | stays(
-        "kind", "num_slots", "fixed_shapes", why="completions that are on their way are in the checkpoint in that form"
-    )
+    on_resume: ClassVar[OnResume] = may_change(
+        "precision", "on_update", "keep_prefixes", then="the engine starts that way"
+    ) | stays("kind", "num_slots", "fixed_shapes", why="completions that are on their way are in the checkpoint in that form")
 
     kind: Literal["native", "hf", "vllm"] = "native"
     """native: in this process, the default; hf: plain transformers, slow, a reference; vllm: vLLM in a child process."""
