@@ -11,6 +11,7 @@ import numpy as np
 from runnel.eval.aggregates import Interval
 from runnel.report.accounts import accounting, imbalances
 from runnel.report.collect import seed_of
+from runnel.report.conversations import run_table
 from runnel.report.curves import Charts, axis_label
 from runnel.report.page import fact, fold, notices, page, section, text, tree
 from runnel.report.page import table as html_table
@@ -49,6 +50,7 @@ def comparison_page(
             *(_statistics(verdicts) if verdicts else []),
             section("Learning", charts.html()),
             section("Runs", _run_table(runs, target)),
+            section("Conversations", *(table.html() for table in (verdicts.others if verdicts else [run_table(runs)]))),
             section("Sample accounting", accounting(runs)),
             section("Configurations", *_configs(by_label)),
             f"<footer>The numbers of every table and figure lie as CSV in {text(csv_folder(target).name)}/ · "

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from runnel.report.comparison import run_rows
+from runnel.report.conversations import conversation_tables, run_table
 from runnel.report.tables import Cell, Figure, Table, shown
 from runnel.report.verdicts import Verdicts
 from runnel.track.files import replace_file, writing
@@ -69,6 +70,7 @@ def verdicts_markdown(verdicts: Verdicts) -> str:
     parts = ["### Comparison over seeds\n", *(f"- {md(line)}" for line in verdicts.sentences), ""]
     parts += [md_table(aggregates), f"<sub>{md(aggregates.note)}</sub>\n"]
     parts += [md_table(tasks)] if len(verdicts.tasks) > 1 else []
+    parts += [f"#### {md(table.title)}\n\n{md_table(table)}" for table in verdicts.others]
     parts += [_sparks(figure) for figure in verdicts.figures if figure.name == "efficiency"]
     if verdicts.notices:
         parts += ["<details><summary>notes</summary>\n", *(f"- {md(line)}" for line in verdicts.notices), "\n</details>"]
@@ -84,6 +86,8 @@ def runs_markdown(runs: Sequence[History]) -> str:
     ]
     rows = [[*row, curve] for row, curve in zip(table.rows, curves, strict=True)]
     text = "### Runs\n\n" + md_table(Table(table.name, table.title, [*table.head, "curve"], rows))
+    talks = conversation_tables(runs[0]) if len(runs) == 1 else [run_table(runs)]
+    text += "".join(f"\n#### {md(table.title)}\n\n{md_table(table)}" for table in talks if table.rows)
     collapses = [f"- **{md(run.name)}**: {md(line)}" for run in runs for line in run.collapses]
     return text + ("\n" + "\n".join(collapses) + "\n" if collapses else "")
 

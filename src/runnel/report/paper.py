@@ -53,6 +53,7 @@ def write_paper(verdicts: Verdicts, folder: Path) -> list[Path]:
         files.append(_write(folder / "table.tex", _aggregates(verdicts)))
         if len(verdicts.tasks) > 1:
             files.append(_write(folder / "tasks.tex", _tasks(verdicts)))
+        files += [_write(folder / f"{table.name}.tex", _plain_table(table)) for table in verdicts.others]
     return files
 
 
@@ -93,6 +94,16 @@ def _tasks(verdicts: Verdicts) -> str:
     head = ["task", *(latex(name) for name in verdicts.names)]
     caption = f"Mean return over seeds for each task, with 95\\,\\% intervals. {BOLD}"
     return _table(head, rows, "l" + "r" * len(verdicts.names), caption, "tab:tasks")
+
+
+def _plain_table(table: Table) -> str:
+    """A table as it is, without a judgement."""
+    numbers = [any(not isinstance(row[i], str) for row in table.rows) for i in range(len(table.head))]
+    rows = [[latex(cell) if isinstance(cell, str) else _number(cell, bold=False) for cell in row] for row in table.rows]
+    columns = "".join("r" if number else "l" for number in numbers)
+    return _table(
+        [latex(name) for name in table.head], rows, columns, latex(f"{table.title}. {table.note}"), f"tab:{table.name}"
+    )
 
 
 def _best(cells: Sequence[Cell], *, less: bool) -> set[int]:

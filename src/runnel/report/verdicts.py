@@ -21,6 +21,7 @@ from runnel.eval.reference import Range, find_ranges, normalised
 from runnel.eval.statistics import FEW_SEEDS, Array, few_seeds, iqm, resamples
 from runnel.report.budgets import short_of, unequal
 from runnel.report.collect import Collected, few, seed_of, task_of
+from runnel.report.conversations import group_table
 from runnel.report.curves import return_name
 from runnel.report.efficiency import efficiency
 from runnel.report.sentences import sentence
@@ -54,6 +55,8 @@ class Verdicts:
     figures: list[Figure]
     comparisons: dict[tuple[str, str], Comparison]
     """By the names of both groups."""
+    others: Sequence[Table] = ()
+    """What is not about scores: how conversations went, if there were any."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ def make_verdicts(
     pairs = {(groups[i].name, groups[j].name): c for (i, j), c in found.items()}
     aggregates = _aggregates(groups, used, known, tasks, unit)
     curves = efficiency([(g.name, {t: g.runs[t] for t in (tasks or g.runs)}) for g in groups], used, unit)
+    talks = group_table({group.name: group.runs for group in collected.groups})
     return Verdicts(
         names=[g.name for g in groups],
         tasks=tasks or every,
@@ -106,6 +110,7 @@ def make_verdicts(
         tables=[aggregates, _pairs(pairs), _by_task(groups), _every_score(groups, used)],
         figures=[*([curves] if curves else []), _profile(groups, used, tasks, unit)],
         comparisons=pairs,
+        others=[talks] if talks.rows else [],
     )
 
 

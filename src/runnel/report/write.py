@@ -14,6 +14,7 @@ from runnel.report.accounts import accounting, accounting_table, imbalances
 from runnel.report.budgets import COUNTS
 from runnel.report.collect import Collected
 from runnel.report.comparison import GOOD, comparison_page, csv_folder, run_rows
+from runnel.report.conversations import conversation_tables, run_table
 from runnel.report.curves import Charts, by_label, make_charts, return_name
 from runnel.report.league import league_of
 from runnel.report.page import definitions, fact, fold, notices, page, section, text, tree
@@ -67,7 +68,7 @@ def write_comparison(
     target, charts = Path(out), make_charts(runs, by)
     _write(target, comparison_page(runs, target, charts, by_label=by, verdicts=verdicts))
     _write_numbers(runs, charts, csv_folder(target))
-    for table in verdicts.tables:
+    for table in (*verdicts.tables, *verdicts.others):
         write_csv(csv_folder(target), table.name, table.csv_rows())
     for figure in verdicts.figures:
         write_csv(csv_folder(target), figure.name, figure.csv_rows())
@@ -86,7 +87,9 @@ def _write_numbers(runs: Sequence[History], charts: Charts, folder: Path) -> Non
     tables = [run_rows(runs), accounting_table(runs)]
     if len(runs) == 1:
         tables += [_evaluations(runs[0]), *_result_tables(runs[0]), *league_of(runs[0].folder)[0]]
-        tables += [_stages(runs[0]), predicted_rates(runs[0])]
+        tables += [*conversation_tables(runs[0]), _stages(runs[0]), predicted_rates(runs[0])]
+    else:
+        tables.append(run_table(runs))
     for part in tables:
         if part.rows:
             write_csv(folder, part.name, part.csv_rows())
@@ -127,6 +130,7 @@ def _single(run: History, target: Path, charts: Charts) -> str:
             section("Learning", charts.html()),
             section("Evaluation tables", "".join(table.html() for table in _result_tables(run))),
             section("League", _league(run)),
+            section("Conversations", "".join(table.html() for table in conversation_tables(run))),
             section("Where the time goes", _time(run), predicted_rates(run).html()),
             section("Sample accounting", accounting([run])),
             section("Completions", _samples(run)),

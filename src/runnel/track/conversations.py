@@ -159,7 +159,7 @@ def _one(told: Row, value: float) -> Row:
         group["passed"] = int(told["passed"])
     out: Row = {"num": 1, "turns": told["turns"], "by_turns": {turns_label(told["turns"]): group}}
     if "context" in told:
-        out["context"] = {context_label(told["context"]): 1}
+        out |= {"context": {context_label(told["context"]): 1}, "context_tokens": told["context"]}
     if "reason" in told:
         out["ended"] = {told["reason"]: 1}
     if "tool_calls" in told:
@@ -206,6 +206,9 @@ class Counts:
     turns: int = 0
     by_turns: Mapping[str, TurnCounts] = field(default_factory=dict)
     context: Mapping[str, int] = field(default_factory=dict)
+    """By the power of two that their longest row reaches at most."""
+    context_tokens: int = 0
+    """The lengths of their longest rows, summed."""
     ended: Mapping[str, int] = field(default_factory=dict)
     tool_calls: int = 0
     tool_errors: Mapping[str, int] = field(default_factory=dict)
@@ -224,6 +227,7 @@ def counts_in(rows: Iterable[Row]) -> Counts:
         turns=_whole(total.get("turns")),
         by_turns={name: found for name, found in by_turns.items() if found.num},
         context=_wholes(total.get("context")),
+        context_tokens=_whole(total.get("context_tokens")),
         ended=_wholes(total.get("ended")),
         tool_calls=_whole(total.get("tool_calls")),
         tool_errors=_wholes(total.get("tool_errors")),

@@ -22,7 +22,7 @@ Line = list[Span]
 
 RETURN_KEYS = ("return", "reward")
 """Metrics that say how well the agent does. The first one present is shown first."""
-OF_THE_DATA = ("staleness/", "mismatch/", "ess", "version_span")
+OF_THE_DATA = ("staleness/", "mismatch/", "ess", "version_span", "chat/")
 """Prefixes of metrics that are shown beside the streams, and not among the learning metrics."""
 LABEL = 14
 """Columns of a label at the left."""
@@ -272,6 +272,8 @@ def _data(p: Picture) -> list[Line]:
     if "mismatch/canary_kl" in metrics:
         kl, version = metrics["mismatch/canary_kl"], metrics["mismatch/canary_version"]
         lines.append([_label("canary"), (f"mismatch {short(kl)}", "bold"), (f"   checked at version {version:,.0f}", DIM)])
+    if "chat/turns" in metrics:
+        lines.append([_label("turns"), (_talks(p), "bold")])
     idle = _idle(p)
     if idle:
         lines.append([_label("idle"), (idle, "bold")])
@@ -308,6 +310,17 @@ def _samples(p: Picture) -> str:
         at = "" if p.mismatch is p.update else f" at version {p.mismatch.get('version', 0):,}"
         text += f"   mismatch {short(p.mismatch['metrics']['mismatch/kl'])}{at}"
     return text
+
+
+def _talks(p: Picture) -> str:
+    """What conversations are like on average, and how much of their time passes outside of the engine."""
+    metrics = p.update["metrics"]
+    errors = sum(value or 0.0 for name, value in metrics.items() if name.startswith("chat/tool_errors/"))
+    text = f"{short(metrics['chat/turns'])}   context {short(metrics.get('chat/context'))}"
+    text += f"   tool calls {short(metrics.get('chat/tool_calls'))}, failed {short(errors)}"
+    spent = p.update.get("time", {}).get("conversations", {})
+    total = sum(spent.values())
+    return text + (f"   environment {spent.get('env_s', 0.0) / total:.0%}" if total > 0 else "")
 
 
 def _lost(counts: Row) -> str:

@@ -146,6 +146,11 @@ def test_the_picture_of_a_language_model_says_how_old_and_how_far_off_its_sample
     picture.add(language_update(11, **{"mismatch/canary_kl": 1.5e-13, "mismatch/canary_version": 10.0}))
     assert "canary       mismatch 1.50e-13   checked at version 10" in "\n".join(drawn(picture))
     assert max(map(len, lines)) <= 80
+    talks = {"chat/turns": 3.25, "chat/context": 812.0, "chat/tool_calls": 2.5}
+    row = language_update(12, **talks, **{"chat/tool_errors/raised": 0.25, "chat/tool_errors/timeout": 0.5})
+    row["time"]["conversations"] = {"env_s": 3.0, "engine_s": 1.0}
+    picture.add(row)
+    assert "turns        3.25   context 812   tool calls 2.5, failed 0.75   environment 75%" in "\n".join(drawn(picture))
     assert sum("ess" in line.split() for line in lines) == 1, "shown once, not among what is learned too"
 
 
