@@ -1,7 +1,7 @@
 """Credit over the turns of conversations: returns, advantages, groups of turns in one state, and weights by duration.
 
-Turns are ragged as tokens are (`ops/credit.py`): those of all trajectories lie one after another, each trajectory's in the order
-of time, and `owner` gives each turn the number of its trajectory.
+Turns are ragged as tokens are (`ops/credit.py`): those of all trajectories lie one after another, each trajectory's in the
+order of time, and `owner` gives each turn the number of its trajectory.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def step_groups(key: Tensor, group: Tensor) -> Tensor:
     >>> step_groups(torch.tensor([7, 8, 7, 7]), torch.tensor([0, 0, 0, 1])).tolist()
     [0, 1, 0, 2]
     """
-    return torch.unique(torch.stack([group, key], dim=1), dim=0, return_inverse=True)[1]
+    found: Tensor = torch.unique(torch.stack([group, key], dim=1), dim=0, return_inverse=True)[1]
+    return found
 
 
 def step_group_size(step_group: Tensor) -> Tensor:
@@ -98,6 +99,7 @@ def duration_weights(duration_s: Tensor, *, power: float, collective: Collective
     """
     raised = duration_s.double().clamp(min=0.0) ** power
     total, count = collective.all_reduce(torch.stack([raised.sum(), torch.tensor(float(len(raised)), dtype=torch.float64)]))
-    if not total > 0:
+    if not float(total) > 0:
         raise DataError("the durations of all turns are 0, and cannot weigh them; leave duration_power at 0")
-    return (raised * count / total).float()
+    weight: Tensor = (raised * count / total).float()
+    return weight

@@ -164,7 +164,7 @@ def test_loss_and_gradient_are_those_of_the_paper(name, rows_of):
     rows = joined_rows(segments)
     now, old, value = (rows[k][rows["loss_mask"]].double().numpy() for k in ("now", "logprob", "value"))
     groups = by_hand(segments)
-    every = advantages_by_hand(name, groups, value)
+    advantages_by_hand(name, groups, value)
     assert len(groups[0][0]) != len(groups[0][1]), "unequal turns"
     found, gradient = learned(ALGORITHMS[name], rows, 1000 if rows_of == "turn" else 30)
     assert found == pytest.approx(paper(name, groups, now, old), rel=1e-5)
@@ -172,7 +172,8 @@ def test_loss_and_gradient_are_those_of_the_paper(name, rows_of):
     batch = ALGORITHMS[name].annotate(rows, SingleProcess())
     assert not batch["advantage"][~rows["loss_mask"]].any(), "nothing of tools and environments is pushed"
     if "gigpo" in name:
-        sizes = [sum(u["key"] == v["key"] for m in groups if u in sum(m, []) for v in sum(m, [])) for u in every]
+        grouped = [[u["key"] for trajectory in members for u in trajectory] for members in groups]
+        sizes = [keys.count(key) for keys in grouped for key in keys]
         assert batch["stats/step_groups/alone"] == pytest.approx(np.mean(np.array(sizes) == 1))
         assert batch["stats/step_groups/size"] == pytest.approx(len(sizes) / sum(1 / n for n in sizes))
 

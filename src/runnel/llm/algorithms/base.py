@@ -223,8 +223,8 @@ class PolicyAlgorithm:
         raise NotImplementedError
 
     def token_credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Batch:
-        """The `advantage` of each token `[N]` (where `loss_mask` does not hold, it is not looked at), and other annotations that
-        come with it. Here each token has the advantage of its trajectory. `rewards` `[B]` are those of `shaped`."""
+        """The `advantage` of each token `[N]` (looked at where `loss_mask` holds), and other annotations that come with it.
+        Here each token has the advantage of its trajectory. `rewards` `[B]` are those of `shaped`."""
         return Batch(advantage=self.credit(rewards, rows, collective)[token_owner(rows)])
 
     def loss(self, part: Part, denominator: float) -> Loss:

@@ -22,7 +22,7 @@ from runnel.ops.turns import spread_turns, step_group_size, step_groups, turn_re
 class GiGPOConfig(GRPOConfig):
     """Group-in-group policy optimisation."""
 
-    on_resume: ClassVar[OnResume] = live("step_coef", "gamma") | may_change("scale")
+    on_resume: ClassVar[OnResume] = live("step_coef") | may_change("gamma", "scale")
     of_turns: ClassVar[tuple[str, ...]] = (*ClipConfig.of_turns, "gamma")
 
     step_coef: float = bounded(1.0, at_least=0)
@@ -43,8 +43,8 @@ class GiGPO(GRPO):
 
     The loss is GRPO's: with `step_coef` 0, and where no two turns saw the same, this is GRPO (`step_groups/alone` tells). A
     turn that is alone in its step group gets no A^S. A completion without turns is one turn, and has seen its prompt: A is
-    1 + step_coef times that of GRPO. The paper groups equal observations; here `turn_key` decides, which an environment may set.
-    Like GRPO, and unlike the authors' code, means are over trajectories, so a long one counts no more than a short one.
+    1 + step_coef times that of GRPO. The paper groups equal observations; here `turn_key` decides, which an environment may
+    set. Like GRPO, and unlike the authors' code, means are over trajectories, so a long one counts no more than a short one.
     """
 
     config: GiGPOConfig

@@ -11,6 +11,7 @@ from torch import Tensor
 from runnel.core.bounds import bounded
 from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
+from runnel.core.resuming import OnResume, may_change
 from runnel.llm.algorithms.base import ClipConfig, Part
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig, normalised
 from runnel.llm.algorithms.turns import Turns
@@ -25,6 +26,7 @@ from runnel.ops.turns import spread_turns, turn_gae
 class TurnPPOConfig(TokenPPOConfig):
     """PPO on turns, with a critic that starts as a copy of the policy."""
 
+    on_resume: ClassVar[OnResume] = may_change("gamma", "gae_lambda")
     of_turns: ClassVar[tuple[str, ...]] = (*ClipConfig.of_turns, "gamma", "gae_lambda")
 
     gamma: float = bounded(1.0, at_least=0, at_most=1)

@@ -16,8 +16,8 @@ from runnel.ops.turns import turn_index, turn_sum
 
 @dataclass(frozen=True)
 class Turns:
-    """Where turns are. `owner` is the trajectory of each one, `token` the turn of each token (-1: of none), `first` the place of
-    each turn's first trained token (of its first token, where none is trained); turns with equal `key` saw the same."""
+    """Where turns are. `owner` is the trajectory of each one, `token` the turn of each token (-1: of none), `first` the place
+    of each turn's first trained token (of its first token, where none is trained); turns with equal `key` saw the same."""
 
     owner: Tensor
     first: Tensor
@@ -56,8 +56,8 @@ class Turns:
         return turn_sum(mask.float(), self.token, len(self)) > 0
 
     def rewards(self, rows: Mapping[str, Tensor], channels: Mapping[str, float]) -> Tensor:
-        """What each turn earns, over channels: those of turns and tokens where they are given, those of trajectories at the last
-        turn. `[U]`"""
+        """What each turn earns, over channels: those of turns and tokens where they are given, those of trajectories at the
+        last turn. `[U]`"""
         out, last = torch.zeros(len(self)), self.last
         for channel, weight in channels.items():
             if (by_turn := rows.get(f"turn_rewards/{channel}")) is not None:
