@@ -130,6 +130,7 @@ TRIES: dict[str, Try] = {
     "engine.precision": Try("bfloat16"),
     "engine.on_update": Try(seen="wired"),
     "engine.fixed_shapes": Try(seen="wired"),
+    "engine.keep_prefixes": Try(False, seen="wired"),
     "engine.vllm.python": Try("python"),
     "dapo.overlong_buffer": Try(3),
     "dapo.overlong_penalty": Try(given={"dapo.overlong_buffer": 3}),

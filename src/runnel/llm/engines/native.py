@@ -72,8 +72,8 @@ class NativeEngine(QueuedEngine):
     New parameters are used from the next step on. Running rows keep their keys and values (`on_update="keep"`), or compute
     them again (`"recompute"`). In the process of a learner that publishes its own tensors, nothing is copied.
 
-    With `keep_prefixes`, the rows of conversations (requests with a `session`) stay in free slots for the next turn (`kept.py`);
-    `abort` of a request that was answered frees its slot. A prompt whose beginning was decoded gives other bits than one that
+    With `keep_prefixes`, the rows of conversations (requests with a `session`) stay in free slots for the next turn
+    (`kept.py`); `abort` of a request that was answered frees its slot. A prompt whose beginning was decoded gives other bits than one that
     is computed at once, so with `fixed_shapes` nothing is kept. Kept prefixes are part of a snapshot.
     """
 
