@@ -73,6 +73,7 @@ class Loop:
         self._printed = Printed()
         self._stream = self._new_stream()
         self._armed, self._stopped = False, False
+        self._lines: Any = __import__("linecache").cache  # where tracebacks look for lines of the code
         sys.argv, sys.stdin = ["session.py"], io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
 
     def serve(self) -> None:
@@ -115,11 +116,17 @@ class Loop:
 
     def _open_output(self) -> None:
         """Both streams are one, so that what was printed stays in order; code may have closed or replaced them."""
-        if self._stream.closed or self._printed.closed:
+        if not self._is_open():
             self._printed = Printed()
             self._stream = self._new_stream()
         self._printed.left, self._printed.flooded = self._most, False
         sys.stdout = sys.stderr = self._stream
+
+    def _is_open(self) -> bool:
+        try:
+            return not (self._stream.closed or self._printed.closed)
+        except ValueError:  # the code has detached it
+            return False
 
     def _new_stream(self) -> io.TextIOWrapper[io.BufferedWriter[Printed]]:
         return io.TextIOWrapper(io.BufferedWriter(self._printed), encoding="utf-8", errors="replace")
@@ -152,10 +159,11 @@ class Loop:
         except Stopped:
             raise
         except BaseException as error:
-            return ["failed", "", self._described(error, code, name)]
+            return ["failed", "", self._described(error)]
 
     def _execute(self, code: str, name: str) -> str:
         """Run the code; the `repr` of the value of its last statement, if that is an expression and its value not None."""
+        self._lines[name] = (len(code), None, code.splitlines(keepends=True), name)
         tree: Any = compile(code, name, "exec", ONLY_AST, dont_inherit=True)
         expression = tree.body.pop().value if tree.body and type(tree.body[-1]) is _ast.Expr else None
         exec(compile(tree, name, "exec", dont_inherit=True), self._names)
@@ -164,12 +172,10 @@ class Loop:
         value = eval(compile(_ast.Expression(expression), name, "eval", dont_inherit=True), self._names)
         return "" if value is None else repr(value)
 
-    def _described(self, error: BaseException, code: str, name: str) -> str:
+    def _described(self, error: BaseException) -> str:
         """A short traceback: without the frames of this file, and without names of folders of the host."""
-        import linecache
         import traceback
 
-        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         place = error.__traceback__
         while place is not None and place.tb_frame.f_code.co_filename == __name__ + ".py":
             place = place.tb_next

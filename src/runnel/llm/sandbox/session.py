@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -38,8 +39,6 @@ FDS = 5
 """Descriptors of this process that a session takes: four pipes, and its folder's lock."""
 SPARE_FDS = 256
 """Descriptors that are left to the rest of this process."""
-UNCOUNTED_S = 0.05
-"""The kernel may end a process that has used its time a little before its own count says so."""
 TRIES = 3
 
 
@@ -145,7 +144,9 @@ class SandboxSession:
         words = {
             "timeout": f"the call took more than {limit_s:g} s and could not be interrupted; its interpreter was killed",
             "output": f"{self._printed_more()} and went on; its interpreter was killed",
-            "died": f"the interpreter {ended}" if found.why == ENDED else f"the interpreter {found.why}, and was killed",
+            "died": f"the interpreter {ended}"
+            if found.why == ENDED
+            else f"the interpreter {found.why} in place of an answer, and was killed",
         }
         used = self._left_s() <= 0
         status: SessionStatus = "died" if used else found.end
@@ -157,12 +158,13 @@ class SandboxSession:
         facts = self._interpreter.end()
         self._interpreter = None
         self._cpu_s += facts.get("cpu_s", 0.0)
+        if facts.get("exit") == -signal.SIGXCPU:  # the kernel's limit may count more time than its own report says
+            self._cpu_s = float(self._config.cpu_s)
         return exit_text(facts["exit"]) if "exit" in facts else "ended"
 
     def _left_s(self) -> float:
         """CPU time that is left. The kernel counts to the next full second."""
-        left = self._config.cpu_s - self._cpu_s
-        return left if left > UNCOUNTED_S else 0.0
+        return max(0.0, self._config.cpu_s - self._cpu_s)
 
     def _lost(self) -> str:
         return "All variables and files are lost; " + ("the next call starts anew." if self._left_s() > 0 else self._used())
