@@ -83,8 +83,8 @@ def chase() -> Player:
 
 
 def flee() -> Player:
-    """The prey of simple_tag by a script: of five pushes it takes the one that brings it to where hunters are far (by the sum of
-    1 / distance), and not out of the field."""
+    """The prey of simple_tag by a script: of five pushes it takes the one that brings it to where hunters are far (by the sum
+    of 1 / distance), and not out of the field."""
     pushes = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]], np.float32)
 
     def act(obs: Obs) -> dict[str, Any]:

@@ -11,22 +11,20 @@ random, and one by a script. A seed that has a result with the same settings is 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from benchmarks import venvs
 from benchmarks.harness import RESULTS
 from benchmarks.learning import anchors, seeds
 from benchmarks.learning.anchors import Player
-from benchmarks.learning.seeds import Row
+from benchmarks.learning.seeds import How, Row
 
 import runnel as rl
 from runnel.eval.statistics import mean_interval
 
-OUT, RUNS = RESULTS / "learning" / "teams", venvs.ROOT / "runs" / "teams"
+OUT = RESULTS / "learning" / "teams"
 EPISODES = 500
 
 
@@ -153,7 +151,6 @@ TASKS = {
         ),
     )
 }
-PLAIN: Row = {"track": (), "progress": False, "checkpoint": {"every": 0}, "eval": {"episodes": 0}}
 STEPS = 10_000_000
 NETS: Row = {"hidden": (64, 64), "activation": "tanh"}
 ON_POLICY: Row = {"total_steps": STEPS, "num_envs": 128, "num_steps": 25, "net": NETS}
@@ -178,18 +175,14 @@ LEARNERS = (
 """Settings near those of JaxMARL's MAPPO and IPPO, and of its VDN and QMIX (gamma 0.9), on MPE."""
 
 
-def train(learner: Learner, seed: int) -> Row:
+def train(learner: Learner, seed: int, how: How) -> Row:
     """Train one seed, and play it in the environment of others."""
     task = TASKS[learner.task]
-    wall, cpu = time.monotonic(), time.process_time()
-    settings = {**PLAIN, **learner.settings, "env": task.env, "env_kwargs": task.env_kwargs}
-    run = rl.train(learner.recipe, seed=seed, out=str(RUNS), **settings)
-    if run.interrupted:
-        raise KeyboardInterrupt  # a run that was stopped has measured nothing
-    wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+    settings = {**learner.settings, "env": task.env, "env_kwargs": task.env_kwargs}
+    run, spent = seeds.trained(f"teams/{learner.task}-{learner.name}", learner.recipe, settings, seed, how)
     policy = rl.load(run.path)
     found = {judge.name: task.play(judge, lambda obs: policy.act(obs)) for judge in task.judges}
-    return {"returns": found, "steps": run.steps, "wall_s": round(wall, 1), "cpu_s": round(cpu, 1)}
+    return {"returns": found, **spent}
 
 
 def anchor_rows() -> list[Row]:
