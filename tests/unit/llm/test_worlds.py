@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -60,6 +62,23 @@ def test_a_saved_state_goes_on_equally_from_every_turn(name):
             assert plain(other.step(message)) == plain(turn)
 
 
+@pytest.mark.parametrize("name", ["calculator", "search"])
+def test_calls_of_tools_are_part_of_the_state(name):
+    world = make(name)
+    task = world.tasks()[0][0]
+    whole = play(world, task, 0, by_script)
+    world.reset(task, seed=0)
+    for n in range(len(whole.calls)):
+        arguments = world.script()["tool_calls"][0]["function"]["arguments"]
+        other = make(name)
+        other.set_state(json.loads(json.dumps(world.get_state())))
+        assert other.script() == world.script()
+        for one in (world, other):
+            assert one.tools()[0].open().call(arguments) == whole.calls[n]
+        assert other.get_state() == world.get_state()
+    assert world.step(as_message(world.script())).rewards["reward"] == 1.0
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_state_is_a_copy(name):
     world = make(name)
@@ -104,6 +123,25 @@ def test_what_cannot_be_played_is_refused_with_its_name(name):
         world.step({"role": "assistant", "content": "1"})
     with pytest.raises(DataError, match=name):
         world.reset({"nothing": 1}, seed=0)
+
+
+def test_the_page_lists_every_world_with_its_options():
+    page = (Path(__file__).parents[3] / "docs/guides/worlds.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    options = {row[0].strip("`"): row[3] for row in rows if row[3].startswith("`")}
+    assert sorted(options) == NAMES
+    counts = ["num_train=10000", "num_eval=256"]
+    assert all(f"`{text}`" in page for text in counts)
+    for name in NAMES:
+        parameters = inspect.signature(type(make(name))).parameters.values()
+        known = [f"{p.name}={p.default!r}" for p in parameters]
+        assert options[name] == ", ".join(f"`{text}`" for text in known if text not in counts)
+        assert ("num_train" in {p.name for p in parameters}) == (f"`{name}`" in made_when_played(page))
+
+
+def made_when_played(page):
+    """The sentence of the page about worlds that make their tasks."""
+    return next(line for line in page.splitlines() if "make their tasks when they are played" in line)
 
 
 def test_an_unknown_world_or_option_is_refused():

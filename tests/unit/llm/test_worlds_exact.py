@@ -9,6 +9,7 @@ from collections import Counter
 from statistics import fmean, pvariance
 
 import gymnasium
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,7 +55,7 @@ def test_guess_says_the_truth_and_pays_by_the_numbers_left(high, data):
 
 
 # ------------------------------------------------------------------------------------------------------------------ bandit
-@pytest.mark.parametrize(("arms", "luck"), [(2, 3.0), (4, 10.0), (8, 1.0)])
+@pytest.mark.parametrize(("arms", "luck"), [(2, 3.0), (8, 30.0), (4, 1.0)])
 def test_the_trajectory_is_noise_and_the_turn_is_signal_by_exactly_so_much(arms, luck):
     """All outcomes of a uniform player, enumerated: mean and variance of the gradient in the logit of the right letter."""
     p, outcomes = 1 / arms, []
@@ -66,14 +67,15 @@ def test_the_trajectory_is_noise_and_the_turn_is_signal_by_exactly_so_much(arms,
     assert fmean(by_trajectory) == pytest.approx(fmean(by_turn)) == pytest.approx(p * (1 - p))
     assert pvariance(by_turn) == pytest.approx(p * (1 - p) * (1 - 2 * p) ** 2)
     assert pvariance(by_trajectory) == pytest.approx(pvariance(by_turn) + luck**2 * p * (1 - p))
-    if (arms, luck) == (4, 10.0):
-        assert math.sqrt(pvariance(by_trajectory)) / fmean(by_turn) == pytest.approx(23, abs=0.2)
-        assert math.sqrt(pvariance(by_turn)) / fmean(by_turn) == pytest.approx(1.2, abs=0.05)
+    if (arms, luck) == (8, 30.0):
+        assert math.sqrt(pvariance(by_trajectory)) / fmean(by_turn) == pytest.approx(91, abs=0.5)
+        assert math.sqrt(pvariance(by_turn)) / fmean(by_turn) == pytest.approx(2.3, abs=0.05)
+        assert pvariance(by_trajectory) / pvariance(by_turn) == pytest.approx(1600, rel=0.01)
 
 
 def test_the_bandit_pays_luck_first_and_then_the_right_letter():
     world = make_world("bandit", arms=4, rooms=3, luck=2.0)
-    seen: dict[tuple[str, str, float], list[float]] = {}
+    lucks: dict[str, list[float]] = {}
     for i, task in enumerate(world.tasks()[0][:400]):
         for first in "ab":
             second = random.Random(f"{i}{first}").choice("abcd")
@@ -81,26 +83,62 @@ def test_the_bandit_pays_luck_first_and_then_the_right_letter():
             assert (start.messages[0]["content"], start.key) == ("?", "?")
             turn = world.step(as_message(first))
             assert turn.messages[0]["content"] == turn.key == str(task["room"])
-            assert abs(turn.rewards["luck"]) == 2.0
             last = world.step(as_message(f" {second.upper()} "))
             assert last.terminated
-            seen.setdefault((first, second, last.rewards["right"]), []).append(turn.rewards["luck"])
-            assert last.rewards == {"right": float(second == "abcd"[task["room"] % 4])}
-    for first in "ab":  # luck is even for each letter, whatever follows: within four standard deviations of 0
-        lucks = [x for (f, _, _), values in seen.items() if f == first for x in values]
-        assert abs(fmean(lucks)) < 4 * 2.0 / math.sqrt(len(lucks))
-        good = [x for (f, _, right), values in seen.items() if f == first and right for x in values]
-        assert abs(fmean(good)) < 4 * 2.0 / math.sqrt(len(good))
+            right = float(second == "abcd"[task["room"] % 4])
+            assert last.rewards == {"right": right}
+            lucks.setdefault(first, []).append(turn.rewards["luck"])
+            lucks.setdefault(f"{first}, then {right}", []).append(turn.rewards["luck"])
+    for values in lucks.values():  # no letter has more of it, and it says nothing of what follows: within four deviations
+        assert abs(fmean(values)) < 4 * 2.0 / math.sqrt(len(values))
+        assert abs(pvariance(values) - 4) < 4 * 4 * math.sqrt(2 / len(values))
 
 
 def test_two_first_letters_of_one_group_have_lucks_of_their_own():
-    world = make_world("bandit")
-    pairs = Counter()
-    for i, task in enumerate(world.tasks()[0][:200]):
-        pairs[tuple(math.copysign(1, world.luck(task, i, first)) for first in "ab")] += 1
-        assert world.luck(task, i, "a") == world.luck(task, i, "a")
-    assert len(pairs) == 4
-    assert min(pairs.values()) > 25
+    world = make_world("bandit", luck=1.0)
+    pairs = [[world.luck(task, i, first) for first in "ab"] for i, task in enumerate(world.tasks()[0][:200])]
+    again = [[world.luck(task, i, first) for first in "ab"] for i, task in enumerate(world.tasks()[0][:200])]
+    assert pairs == again
+    assert abs(np.corrcoef(np.array(pairs).T)[0, 1]) < 4 / math.sqrt(200)
+
+
+def test_the_script_knows_its_luck_and_begins_with_every_letter():
+    world, firsts = make_world("bandit"), Counter()
+    for i, task in enumerate(world.tasks()[0][:160]):
+        world.reset(task, seed=i)
+        firsts[world.script()] += 1
+        lucks = [world.luck(task, i, letter) for letter in "abcdefgh"]
+        assert play(world, task, i, by_script).total == {"luck": max(lucks), "right": 1.0}
+    assert set(firsts) == set("abcdefgh")
+    assert max(firsts.values()) < 20 + 4 * math.sqrt(160 * 7 / 64)
+
+
+def taught(by_turn, seed, *, num_groups=4, size=8, updates=40, lr=0.5):
+    """What GRPO's advantages make of a player that has a logit for each letter of both turns."""
+    world, rng, logits = make_world("bandit"), np.random.default_rng(seed), np.zeros((2, 8))
+    tasks = world.tasks()[0]
+    for update in range(updates):
+        chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        gradient = np.zeros_like(logits)
+        for group in range(num_groups):
+            said = np.stack([rng.choice(8, size=size, p=p) for p in chances], axis=1)
+            earned = np.zeros((size, 2))
+            for i, letters in enumerate(said):
+                world.reset(tasks[update * num_groups + group], seed=1000 * seed + update)
+                turns = [world.step(as_message("abcdefgh"[k])) for k in letters]
+                earned[i] = turns[0].rewards["luck"], turns[1].rewards["right"]
+            credit = earned[:, ::-1].cumsum(axis=1)[:, ::-1] if by_turn else np.tile(earned.sum(axis=1), (2, 1)).T
+            credit = (credit - credit.mean(axis=0)) / (credit.std(axis=0) + 1e-6)
+            for turn in range(2):
+                gradient[turn] += credit[:, turn] @ (np.eye(8)[said[:, turn]] - chances[turn])
+        logits += lr * gradient / (num_groups * size)
+    return float(np.exp(logits[1, 1]) / np.exp(logits[1]).sum())
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_credit_by_turn_learns_the_right_letter_and_credit_by_trajectory_does_not(seed):
+    assert taught(True, seed) > 0.9
+    assert taught(False, seed) < 0.4
 
 
 # -------------------------------------------------------------------------------------------------------------- calculator

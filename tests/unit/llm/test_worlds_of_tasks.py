@@ -87,6 +87,8 @@ def test_what_retry_cannot_play_is_refused():
     by_token = RewardComponent("each", lambda prompts, completions, **c: [], level="token")
     with pytest.raises(ConfigError, match="by token"):
         make_world("retry", task=numbers([by_token]))
+    with pytest.raises(ConfigError, match=r"retry\.data"):
+        make_world("retry", task=numbers(parts()), data=DataConfig())
     world = make_world("retry", task=TextTask("none", [Example("a")], [Example("b")], parts()[1:]))
     world.reset({"split": "train", "index": 0}, seed=0)
     with pytest.raises(DataError, match="no answer to imitate"):

@@ -25,7 +25,7 @@ ODD: list[Mapping[str, Any]] = [
     {"role": "assistant", "content": "-1 1e999 nan"},
 ]
 SPEAK: dict[str, list[str]] = {
-    "bandit": list("abcd"),
+    "bandit": list("abcdefgh"),
     "calculator": [],
     "frozenlake": ["left", "down", "right", "up"],
     "guess": [],

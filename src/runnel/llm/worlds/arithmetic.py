@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from runnel.core.contracts.chat import OpenTool, Tool, ToolFailure
+from runnel.core.state import State
 
 MAX_LETTERS = 200
 MAX_BITS = 2048
@@ -107,8 +108,13 @@ class OpenCalculator:
             self._heard()
         return str(value)
 
-    def close(self) -> None:
-        """Nothing is held."""
+    def get_state(self) -> State:
+        """Nothing is kept from call to call: calls are counted by who is told of them."""
+        return {}
+
+    def set_state(self, state: State) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def calculator_tool(heard: Callable[[], None] | None = None) -> Tool:

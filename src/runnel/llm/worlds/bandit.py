@@ -1,18 +1,21 @@
 """Two turns, of which the first is luck: only credit by turn sees what the second is worth.
 
-The first letter pays +`luck` or -`luck`, each with even odds, by a coin of the task, the seed and that letter: no choice is
-better than another. The second letter pays 1 if it is the right one of its room, else 0: this is all that can be learned.
+The first letter pays luck: a normal number with the standard deviation `luck`, drawn from the task, the seed and that letter.
+No choice is better than another. The second letter pays 1 if it is the right one of its room, else 0: this is all that can be
+learned.
 
-What credit over the whole trajectory sees. Let p be the probability of the right letter, and L the luck. The gradient in the
-letter's logit is g = A (1[right] - p). With A = L + r - p (the return less its mean), and with A = r - p (the second turn's own
-return less its mean, which is the reward to go with a baseline by state), the mean of g is the same, p (1 - p). Its variance is
-p (1 - p) (1 - 2p)^2 in the second case, and larger by luck^2 p (1 - p) in the first. With luck = 10 and p = 1/4, the standard
-deviation is 23 times the mean for the trajectory, and 1.2 times the mean for the turn: some 400 times as many samples for
-the same certainty. Division by the standard deviation of a group changes the scale, and not this ratio.
+What credit over the whole trajectory sees. Let p be the probability of the right letter, and r the second reward. The gradient
+in the letter's logit is g = A (1[right] - p). With A = L + r - p (the return less its mean, L being the luck), and with
+A = r - p (the second turn's own return less its mean: the reward to go with a baseline by state), the mean of g is the same,
+p (1 - p). Its variance is p (1 - p) (1 - 2p)^2 in the second case, and larger by luck^2 p (1 - p) in the first. With luck = 30
+and p = 1/8, the standard deviation is 91 times the mean for the trajectory, and 2.3 times the mean for the turn: the
+trajectory needs 1600 times as many samples for the same certainty. Dividing the advantages of a group by their standard
+deviation makes the luck of the first kind smaller, and what is to be learned with it.
 
-All conversations of a group have one seed, so those that begin with the same letter have the same luck. A policy that always
-begins with one letter thus has no luck left within a group: the difference shows while the first letter is still open. With
-credit by key, the second turns of a group are compared with each other: the key is the room, and the room is of the task.
+All conversations of a group have one seed, so those that begin with the same letter have the same luck, and a policy that has
+come to begin with one letter only has none left within a group. No letter is better, so it comes there by chance and slowly:
+the difference is to be measured while the first letter is still open. Credit by key compares the second turns of a group with
+each other: the key is the room, which is of the task, and so the same for all of a group.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class Bandit(World):
     name = "bandit"
 
     def __init__(
-        self, *, arms: int = 4, rooms: int = 1, luck: float = 10.0, num_train: int = 10_000, num_eval: int = 256
+        self, *, arms: int = 8, rooms: int = 1, luck: float = 30.0, num_train: int = 10_000, num_eval: int = 256
     ) -> None:
         super().__init__()
         self.rewards = {"luck": 1.0, "right": 1.0}
@@ -59,8 +62,7 @@ class Bandit(World):
 
     def luck(self, task: Settings, seed: int, first: str) -> float:
         """What the first letter pays."""
-        heads = make_rng(seed, self.name, task["coin"], first).random() < 0.5
-        return self._luck if heads else -self._luck
+        return self._luck * float(make_rng(seed, self.name, task["coin"], first).standard_normal())
 
     def begin(self, task: Settings) -> Turn:
         entry_between(task, "room", 1, self._rooms, self.name)
@@ -76,4 +78,8 @@ class Bandit(World):
         return Turn((), {"right": float(letter == self.right(room))}, terminated=True)
 
     def script(self) -> str:
-        return self.right(self.now["task"]["room"]) if self.now["turns"] else LETTERS[0]
+        """The luckiest letter, which nobody can know, and then the right one. Who imitates it learns to begin with any letter."""
+        task, seed = self.now["task"], self.now["seed"]
+        if self.now["turns"]:
+            return self.right(task["room"])
+        return max(LETTERS[: self._arms], key=lambda letter: self.luck(task, seed, letter))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 
 from runnel.core.contracts.chat import Lane, OpenTool, Tool, ToolFailure
 from runnel.core.errors import ConfigError, DataError
-from runnel.core.state import Array
+from runnel.core.state import Array, State
 from runnel.llm.worlds.world import share, whole
 
 SUFFIXES = (".txt", ".md")
@@ -154,33 +154,41 @@ def _decoded(data: bytes, place: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ the tool
 class OpenSearch:
-    """The tool in one conversation."""
+    """The tool in one conversation. `heard` is told of each call that was answered."""
 
-    def __init__(self, corpus: Corpus, num: int, max_chars: int) -> None:
-        self._corpus, self._num, self._max_chars = corpus, num, max_chars
+    def __init__(self, corpus: Corpus, num: int, max_chars: int, heard: Callable[[], None] | None) -> None:
+        self._corpus, self._num, self._max_chars, self._heard = corpus, num, max_chars, heard
 
     def call(self, arguments: Mapping[str, Any]) -> str:
         query = arguments.get("query")
         if not isinstance(query, str) or not query.strip():
             raise ToolFailure("give the argument query, words to look for", kind="arguments")
         found = self._corpus.search(query, self._num)
+        if self._heard is not None:
+            self._heard()
         if not found:
             return "No document has any of these words."
         # each document gets an equal part, so that a long one does not hide those behind it
         room = self._max_chars // len(found)
         return "\n\n".join(_shown(n, f.document, room) for n, f in enumerate(found, start=1))
 
-    def close(self) -> None:
-        """Nothing is held."""
+    def get_state(self) -> State:
+        """Nothing is kept from call to call: calls are counted by who is told of them."""
+        return {}
+
+    def set_state(self, state: State) -> None: ...
+
+    def close(self) -> None: ...
 
 
-def search_tool(corpus: Corpus, *, num: int = 3, max_chars: int = 2000) -> Tool:
-    """The tool `search`: the `num` best documents of a corpus for a query, of together at most about `max_chars` letters."""
+def search_tool(corpus: Corpus, *, num: int = 3, max_chars: int = 2000, heard: Callable[[], None] | None = None) -> Tool:
+    """The tool `search`: the `num` best documents of a corpus for a query, with at most `max_chars` letters of their texts.
+    `heard` is called at each call that was answered."""
     whole("search.num", num, 1, 100)
     whole("search.max_chars", max_chars, 100, 10**6)
 
     def opened() -> OpenTool:
-        return OpenSearch(corpus, num, max_chars)
+        return OpenSearch(corpus, num, max_chars, heard)
 
     lane: Lane = "inline" if len(corpus) <= FAST else "thread"
     return Tool("search", "Finds the documents that fit some words best.", SCHEMA, opened, lane=lane)

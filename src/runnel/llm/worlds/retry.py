@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import overload
 
 import numpy as np
@@ -44,7 +45,9 @@ class Retry(World):
         data: DataConfig | None = None,
     ) -> None:
         super().__init__()
-        self._task = task if isinstance(task, TextTask) else make_task(task, data)
+        if data is not None and isinstance(task, TextTask):
+            raise ConfigError("retry.data", data, "is for a task that is given by its name; this one is made already")
+        self._task = task if isinstance(task, TextTask) else _made(task, data)
         self._max_tries = whole("retry.max_tries", max_tries, 1, 1000)
         self._right_at = share("retry.right_at", right_at, -1e9, 1e9)
         self._discount = share("retry.discount", discount, 0, 1)
@@ -100,6 +103,12 @@ class Retry(World):
         if verdict.rewards is None:
             raise DataError(f"world {self.name!r}: the reward failed: {verdict.failure}{verdict.lines}")
         return {name: scalar(values[0]) for name, values in verdict.rewards.items() if values[0] is not None}
+
+
+@lru_cache(maxsize=8)
+def _made(task: str | Callable[[], TextTask], data: DataConfig | None) -> TextTask:
+    """The task of that name, once: each conversation has a world of its own, and files are long."""
+    return make_task(task, data)
 
 
 class _Places(Sequence[Settings]):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from runnel.core.contracts.chat import Message, OpenTool, Tool, Turn
+from runnel.core.contracts.chat import Message, Tool, Turn
 from runnel.core.errors import DataError
 from runnel.core.rng import make_rng
 from runnel.core.state import Settings
@@ -49,7 +48,7 @@ class Search(World):
         self._people = whole("search.people", people, 10, 1000)
         self._hops = whole("search.hops", hops, 1, 2)
         self._country = made_country(self._people)
-        self._tool = search_tool(self._country.corpus, num=num, max_chars=max_chars)
+        self._tool = search_tool(self._country.corpus, num=num, max_chars=max_chars, heard=self._heard)
 
     def tasks(self) -> tuple[Sequence[Settings], Sequence[Settings]]:
         about = list(self._country.born if self._hops == 2 else self._country.towns)
@@ -62,7 +61,7 @@ class Search(World):
         return train[int(rng.integers(len(train)))]
 
     def tools(self) -> Sequence[Tool]:
-        return [Tool(self._tool.name, self._tool.description, self._tool.parameters, self._opened, self._tool.lane)]
+        return [self._tool]
 
     def begin(self, task: Settings) -> Turn:
         about, asks = entry(task, "about", str, self.name), entry(task, "asks", str, self.name)
@@ -93,26 +92,8 @@ class Search(World):
         task = self.now["task"]
         return self._country.towns[self._country.born.get(task["about"], task["about"])][task["asks"]]
 
-    def _opened(self) -> OpenTool:
-        return _Counted(self._tool.open(), self._heard)
-
     def _heard(self) -> None:
         self.now["calls"] += 1
-
-
-class _Counted:
-    """The search of one conversation, which tells of each call that was answered: the script follows them."""
-
-    def __init__(self, inner: OpenTool, heard: Callable[[], None]) -> None:
-        self._inner, self._heard = inner, heard
-
-    def call(self, arguments: Mapping[str, Any]) -> object:
-        answer = self._inner.call(arguments)
-        self._heard()
-        return answer
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def _questions(about: Sequence[str]) -> list[Settings]:
