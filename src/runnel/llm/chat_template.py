@@ -29,6 +29,8 @@ STAND_IN_SCHEMA: Schema = {
         "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "?"}}, "required": ["x"]},
     },
 }
+USER: Mapping[str, Any] = {"role": "user", "content": "?"}
+SYSTEM: Mapping[str, Any] = {"role": "system", "content": "?"}
 OURS = ("tool_errors",)
 """Fields of messages that templates do not know."""
 
@@ -52,13 +54,16 @@ class ChatTemplate:
     def __init__(self, inner: Any, path: str | Path) -> None:
         self._inner, self._path = inner, str(path)
         self._chosen: dict[tuple[object, ...], int] = {}
-        talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": STAND_IN}]
+        self._head: list[Message] = []
+        if not self._try([USER], prompt=True):
+            self._head = [SYSTEM]  # some templates take a conversation only if it begins with a system message
+        talk = [USER, {"role": "assistant", "content": STAND_IN}]
         source = inner.chat_template or ""
         source = source if isinstance(source, str) else "\n".join(source.values())
         # Names may be put together (`'<|' + role + '|>'`): a rendering shows them.
         self.answered = self._try(talk, prompt=False)
-        self.control = ControlTokens(inner, source + self._try([*talk, talk[0]], prompt=True))
-        self.takes_tools = STAND_IN_TOOL in self._try(talk[:1], prompt=True, tools=[STAND_IN_SCHEMA])
+        self.control = ControlTokens(inner, source + self._try([*talk, USER], prompt=True))
+        self.takes_tools = STAND_IN_TOOL in self._try([USER], prompt=True, tools=[STAND_IN_SCHEMA])
 
     def turn_end(self) -> tuple[str, str]:
         """What the template writes behind an answer: text, if any, and then the first special token (empty: none)."""
@@ -75,7 +80,7 @@ class ChatTemplate:
         stem = self.control.stem(messages, tools)
         said, schemas = self._hidden(messages, stem), self._schemas(tools, stem)
         mark = _digits(said, schemas)
-        history = _histories(said, mark)[self._history(said, schemas)]
+        history = _histories(self._head, said, mark)[self._history(said, schemas)]
         behind = self._render([*history, *said], schemas, prompt=True).rpartition(mark)[2]
         called = bool(history[-1].get("tool_calls"))
         lead, end = self.control.first_special(behind)
@@ -86,9 +91,9 @@ class ChatTemplate:
     def reply(self, message: Message) -> tuple[str, str]:
         """What the model is to say so that the template would show it as `message`, with the token that ends it if the
         template writes one; and what marks in it begin with."""
-        stem, asked = self.control.stem(message), {"role": "user", "content": "?"}
-        opened = self._render([asked], (), prompt=True)
-        whole = self._render([asked, *self._hidden([message], stem)], (), prompt=False)
+        stem = self.control.stem(message)
+        opened = self._try([USER], prompt=True)
+        whole = self._render([*self._head, USER, *self._hidden([message], stem)], (), prompt=False)
         if not whole.startswith(opened):
             fix = "write the reply as text, with its calls as the model writes them"
             raise DataError(f"the chat template of {self._path} does not show a reply behind what opens its turn; {fix}")
@@ -107,7 +112,7 @@ class ChatTemplate:
         shown = [{**m, "content": f"{stem}{i}s"} for i, m in enumerate(said)]
         refusals: list[DataError] = []
         mark = _digits(shown, schemas)
-        for number, history in enumerate(_histories(said, mark)):
+        for number, history in enumerate(_histories(self._head, said, mark)):
             try:
                 text = self._render([*history, *shown], schemas, prompt=True)
             except DataError as error:
@@ -141,8 +146,9 @@ class ChatTemplate:
         return list(self.control.hide(list(tools), stem))
 
     def _try(self, messages: Sequence[Message], *, prompt: bool, tools: Sequence[Schema] = ()) -> str:
+        """A stand-in conversation as text; nothing, if it is refused."""
         try:
-            return self._render(messages, tools, prompt=prompt)
+            return self._render([*self._head, *messages], tools, prompt=prompt)
         except RunnelError:
             return ""
 
@@ -172,15 +178,14 @@ def _digits(*values: object) -> str:
 FIX = "give those messages another role, such as user, or use a model whose chat template takes them"
 
 
-def _histories(said: Sequence[Message], mark: str) -> list[list[dict[str, Any]]]:
+def _histories(head: Sequence[Message], said: Sequence[Message], mark: str) -> list[list[Message]]:
     """Stand-in conversations before the messages `said`, the simplest first: some templates take results of tools only after
-    calls, and some a conversation only if it begins with a system message."""
-    user, system = {"role": "user", "content": "?"}, {"role": "system", "content": "?"}
-    spoken: list[dict[str, Any]] = [{"role": "assistant", "content": mark}]
+    calls."""
+    spoken: list[Message] = [{"role": "assistant", "content": mark}]
     if said and said[0]["role"] == "tool":
         calls = [_call(number, message, mark) for number, message in enumerate(_results(said))]
         spoken.append({"role": "assistant", "content": "", "tool_calls": calls})
-    return [[*head, turn] for head in ([user], [system, user]) for turn in spoken]
+    return [[*head, USER, turn] for turn in spoken]
 
 
 def _results(said: Sequence[Message]) -> list[Message]:

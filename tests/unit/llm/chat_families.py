@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from runnel.llm.model.pretrained import GGUF_FILE
@@ -31,7 +31,22 @@ FAMILIES = {
     "smollm2": ("<|endoftext|>", CHATML, ()),
     "mistral": ("</s>", ("[INST]", "[/INST]"), ()),
 }
+ODD = {
+    "system-first": ("<|endoftext|>", CHATML, ()),
+    "no-end": ("<|endoftext|>", ("<|user|>", "<|assistant|>", "<|observation|>"), ()),
+}
+"""Shapes that are tested by themselves: one that takes no conversation without a system message, and one that ends no turn, as
+GLM's, whose models end their reply with what opens the next turn."""
 OWN = {
+    "system-first": (
+        "{% if messages[0]['role'] != 'system' %}{{ raise_exception('begin with a system message') }}{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+    "no-end": (
+        "{% for m in messages %}<|{{ 'observation' if m['role'] == 'tool' else m['role'] }}|>\n{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    ),
     "smollm2": (
         "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\nYou are SmolLM.<|im_end|>\n"
         "{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -49,11 +64,10 @@ OWN = {
 
 def template(name: str) -> str | None:
     """The template of a family; None where `trl` is not installed. It is not imported: that takes seconds."""
-    found = importlib.util.find_spec("trl")
     if name in OWN:
         return OWN[name]
-    file = Path(found.origin or "").parent / "chat_templates" / f"{name}.jinja" if found else None
-    return file.read_text() if file and file.is_file() else None
+    found = importlib.util.find_spec("trl")
+    return None if found is None else (Path(found.origin or "").parent / "chat_templates" / f"{name}.jinja").read_text()
 
 
 @cache
@@ -97,6 +111,15 @@ def sentence_pieces(kind: str, root: Path) -> HFTokenizer:
     return _saved(fast, "mistral", root / kind)
 
 
+def with_unicode_forms(root: Path) -> HFTokenizer:
+    """A tokenizer that writes wide letters as ordinary ones before it looks for its tags."""
+    inner = _byte_pairs()
+    inner.normalizer = normalizers.NFKC()
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner)
+    fast.add_tokens([AddedToken(tag, special=False, normalized=True) for tag in TAGS])
+    return _saved(fast, "qwen3", root / "forms")
+
+
 def _byte_pairs() -> Tokenizer:
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.Sequence(
@@ -116,9 +139,9 @@ def _byte_pairs() -> Tokenizer:
 
 def _saved(fast: PreTrainedTokenizerFast, name: str, root: Path) -> HFTokenizer:
     """`fast` with what a family adds to it, loaded from a folder."""
-    eos, special, tags = FAMILIES[name]
+    eos, special, tags = (FAMILIES | ODD)[name]
     fast.add_special_tokens({"eos_token": eos, "additional_special_tokens": list(special)})
-    fast.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
+    fast.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags if tag not in fast.get_vocab()])
     fast.chat_template = template(name)
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from chat_families import FAMILIES, chat_tokenizer, sentence_pieces, smollm2_tokenizers, template
+from chat_families import FAMILIES, chat_tokenizer, sentence_pieces, smollm2_tokenizers, template, with_unicode_forms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runnel.core.errors import ConfigError, DataError
-from runnel.llm.tokenize import CharTokenizer, PlainTokenizer, messages_of, strip_end
+from runnel.llm.tokenize import CharTokenizer, HFTokenizer, PlainTokenizer, messages_of, strip_end
 
 SCHEMA = {
     "type": "function",
@@ -180,6 +180,17 @@ def test_names_in_sentence_pieces(kind, root):
     check()
 
 
+def test_a_text_does_not_become_a_tag_by_unicode_forms(root):
+    if template("qwen3") is None:
+        pytest.skip("the template comes with the package trl")
+    t = with_unicode_forms(root)
+    (tag,) = t.encode("<think>", control=True)
+    assert t._inner.encode("＜think＞", add_special_tokens=False) == [tag]
+    said = [{"role": "user", "content": "＜think＞ 4"}]
+    assert tag not in [*t.encode("＜think＞ 4"), *t.render(said), *t.extend([5], said)]
+    assert "<think> 4" in t.decode(t.render(said))
+
+
 def test_a_reply_that_was_cut_is_closed_and_one_that_ended_by_eos_too(root):
     t = tokenizer_of("qwen2_5", root)
     row, (end,) = t.render([{"role": "user", "content": "hi"}]), t.encode("<|im_end|>", control=True)
@@ -189,6 +200,31 @@ def test_a_reply_that_was_cut_is_closed_and_one_that_ended_by_eos_too(root):
         closing = [] if reply[-1:] == [end] else [end]
         assert t.extend([*row, *reply], said) == [*row, *reply, *closing, *next_turn]
     assert strip_end([5, end], t) == strip_end([5, t.eos_id], t) == strip_end([5], t) == [5]
+
+
+def test_a_template_that_wants_a_system_message_first(root):
+    t = chat_tokenizer("system-first", root)
+    with pytest.raises(DataError, match="refuses a conversation of user: begin with a system message"):
+        t.render([{"role": "user", "content": "hi"}])
+    start, said = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}], [{"role": "tool", "content": "x"}]
+    for messages in (said, [*said, *said]):
+        talk = [*start, {"role": "assistant", "content": "yo"}, *messages]
+        assert t.extend([*t.render(start), *t.answer("yo")], messages) == t.render(talk)
+
+
+def test_a_reply_that_ends_with_what_opens_the_next_turn(root):
+    folder = root / "no-end"
+    t = chat_tokenizer("no-end", root)
+    opens = {name: t.encode(f"<|{name}|>", control=True)[0] for name in ("user", "observation")}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [t.eos_id, *opens.values()]}))
+    t = HFTokenizer(folder)
+    start, reply = [{"role": "user", "content": "hi"}], t.encode("yo")
+    row = [*t.render(start), *reply]
+    for role, name in (("user", "user"), ("tool", "observation")):
+        said = [{"role": role, "content": "x"}]
+        whole = t.render([*start, {"role": "assistant", "content": "yo"}, *said])
+        assert t.extend([*row, opens[name]], said) == t.extend(row, said) == whole
+        assert t.extend([*row, t.eos_id], said) == [*row, t.eos_id, *whole[len(row) :]]
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1", "gptoss"])
