@@ -1,9 +1,10 @@
-"""The recorded episodes of a run, and the groups of completions that it trained on, read line by line from its folder."""
+"""What a run recorded for people to look at: episodes, groups of completions, conversations; read line by line from its
+folder."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from runnel.track.files import MAX_LINE, is_regular, open_regular, size_of
@@ -11,7 +12,7 @@ from runnel.track.folder import Row, RunFolder, read_rows
 from runnel.track.history import is_number
 
 NUM_LISTED = 2000
-"""Most groups in the list; older ones are left out."""
+"""Most groups or conversations in a list; older ones are left out."""
 TEXT = 160
 """Characters of a prompt that the list shows: its end, where prompts of one task differ."""
 
@@ -36,11 +37,12 @@ def episode_file(folder: RunFolder, name: str) -> Path | None:
     return path
 
 
-class CompletionGroups:
-    """An index of groups.jsonl: where each group begins, and what a list shows of it. Each refresh reads only new lines."""
+class LineIndex:
+    """An index of groups.jsonl or conversations.jsonl: where each line begins, and what a list shows of it (`head`). Each
+    refresh reads only new lines."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, head: Callable[[Row], Row]) -> None:
+        self._path, self._head = path, head
         self._places: list[tuple[int, int]] = []
         self._heads: list[Row] = []
         self._offset = 0
@@ -66,8 +68,7 @@ class CompletionGroups:
 
     def _add(self, line: bytes) -> None:
         try:
-            group = json.loads(line)
-            head = _head(group)
+            head = self._head(json.loads(line))
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             self.num_problems += 1
             return
@@ -76,30 +77,48 @@ class CompletionGroups:
         self._heads.append(head)
 
     def heads(self) -> list[Row]:
-        """What the list shows of each group, the newest first."""
+        """What the list shows of each line, the newest first."""
         return self._heads[::-1][:NUM_LISTED]
 
     def read(self, number: int) -> Row | None:
-        """One whole group; None if it is not there any more."""
+        """One line, whole; None if it is not there any more."""
         if not 0 <= number < len(self._places):
             return None
         start, size = self._places[number]
         with open_regular(self._path) as file:
             file.seek(start)
             try:
-                group = json.loads(file.read(size))
+                found = json.loads(file.read(size))
             except ValueError:
                 return None
-        return dict(group) | {"number": number}
+        return dict(found) | {"number": number}
 
 
-def _head(group: Row) -> Row:
+def group_head(group: Row) -> Row:
+    """What the list shows of a group of completions."""
     rows = [row for row in group["rows"] if isinstance(row, Mapping)]
     rewards = [float(row["reward"]) for row in rows if is_number(row.get("reward"))]
+    prompt = group.get("prompt")
+    if any(row.get("turns") for row in rows) and (said := group.get("messages")):
+        prompt = said[-1]["content"]  # the prompt of a conversation ends with what its template writes
     return {
         "version": group.get("version"),
         "source": str(group.get("source") or ""),
-        "prompt": str(group.get("prompt") or "")[-TEXT:],
+        "prompt": str(prompt or "")[-TEXT:],
         "rewards": rewards,
         "size": len(rows),
+    }
+
+
+def conversation_head(talk: Row) -> Row:
+    """What the list shows of a conversation: how it went, and the first words of whom the policy talks to."""
+    messages = [m for m in talk["messages"] if isinstance(m, Mapping) and isinstance(m.get("content"), str)]
+    asked = [m["content"] for m in messages if m.get("role") not in ("system", "developer", "assistant")]
+    turns = [turn for turn in talk.get("turns") or [] if isinstance(turn, Mapping)]
+    return {
+        "version": talk.get("version"),
+        "return": talk["return"] if is_number(talk.get("return")) else None,
+        "reason": str(talk.get("reason") or ""),
+        "turns": len(turns),
+        "prompt": asked[0][:TEXT] if asked else "",
     }

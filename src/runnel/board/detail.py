@@ -46,7 +46,8 @@ def detail(run: RunView, held: Collection[Lock] | None) -> Row:
         "problem_texts": [*run.damage, *c.problems, *run.elsewhere(held)],
         "has": {
             "episodes": is_regular(run.folder.path / "episodes" / "index.jsonl", below=run.folder.path),
-            "groups": is_regular(run.folder.path / "groups.jsonl"),
+            "groups": is_regular(run.folder.groups),
+            "conversations": is_regular(run.folder.conversations),
             "league": is_regular(run.folder.league),
             "samples": run.folder.samples.is_file() and run.folder.samples.stat().st_size > 0,
             "report": is_regular(run.folder.report),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runnel.board.behaviour import CompletionGroups
+from runnel.board.behaviour import LineIndex, conversation_head, group_head
 from runnel.board.columns import Columns, index_file, mark_of, preview, read_blocks
 from runnel.board.labels import group_labels
 from runnel.core.errors import ConfigError
@@ -46,7 +46,8 @@ class RunView:
         self.lock = threading.Lock()
         """Held during a refresh, and while columns are read."""
         self.columns = Columns()
-        self.groups = CompletionGroups(folder.path / "groups.jsonl")
+        self.groups = LineIndex(folder.groups, group_head)
+        self.conversations = LineIndex(folder.conversations, conversation_head)
         self.info: Row = {}
         self.config: Row = {}
         self.damage: list[str] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runnel.board.behaviour import recorded_episodes
+from runnel.board.behaviour import LineIndex, recorded_episodes
 from runnel.board.columns import AXES
 from runnel.board.curves import Aligned, across_seeds, align, clean, plain, smooth
 from runnel.board.detail import detail
@@ -57,15 +57,25 @@ def run(library: Library, asked: Query) -> Row:
 
 def groups(library: Library, asked: Query) -> Row:
     """The list of a run's completion groups, or with `number` one whole group."""
-    found, number = find(library, asked.get("run")), asked.get("number")
-    with found.lock:
-        found.groups.refresh()
+    found = find(library, asked.get("run"))
+    return _listed(found, found.groups, asked.get("number"), "group")
+
+
+def conversations(library: Library, asked: Query) -> Row:
+    """The list of conversations that a run kept, or with `number` a whole one."""
+    found = find(library, asked.get("run"))
+    return _listed(found, found.conversations, asked.get("number"), "conversation")
+
+
+def _listed(run: RunView, index: LineIndex, number: object, what: str) -> Row:
+    with run.lock:
+        index.refresh()
         if number is None:
-            return {"groups": found.groups.heads(), "num_problems": found.groups.num_problems}
-        group = found.groups.read(int(str(number))) if str(number).isdecimal() else None
-    if group is None:
-        raise ConfigError("number", number, "there is no such group any more; open the list again")
-    return group
+            return {f"{what}s": index.heads(), "num_problems": index.num_problems}
+        found = index.read(int(str(number))) if str(number).isdecimal() else None
+    if found is None:
+        raise ConfigError("number", number, f"there is no such {what} any more; open the list again")
+    return found
 
 
 def order(library: Library, asked: Query) -> Row:

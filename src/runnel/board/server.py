@@ -171,7 +171,7 @@ class Live:
 Respond = Callable[[Library, responses.Query], Row]
 GET = (
     *(responses.runs, responses.run, responses.compare, responses.episodes),
-    *(responses.groups, responses.league, responses.study),
+    *(responses.groups, responses.conversations, responses.league, responses.study),
 )
 """Functions that serve requests with data in the address: /api/runs is served by `runs`."""
 POST = (responses.curves, responses.metrics, responses.configs, responses.order)

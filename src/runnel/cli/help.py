@@ -27,7 +27,7 @@ COMMON = (
 """Fields that many people set, in the order in which they are shown."""
 SHARED = {
     *("sinks", "staleness", "eval", "checkpoint", "record", "placement", "cluster", "vector", "channels", "net", "replay"),
-    *("data", "filter", "lm", "learner", "engine", "curriculum", "sources", "new_tasks", "exchange", "turns"),
+    *("data", "filter", "lm", "learner", "engine", "curriculum", "sources", "new_tasks", "exchange", "talk"),
 }
 """Groups of fields that many recipes have. Any other group is the algorithm's own."""
 

@@ -12,7 +12,7 @@ from runnel.core.rng import make_seed
 from runnel.graphs.experiment import ActorSpec, EvaluationSpec
 from runnel.graphs.prompt_task import PromptTask
 from runnel.graphs.user_objects import resolve_live
-from runnel.llm.chat.config import TurnsConfig
+from runnel.llm.chat.config import TalkConfig
 from runnel.llm.chat.demos import ChatDemoSampler
 from runnel.llm.chat.evaluation import ChatEvaluation
 from runnel.llm.chat.sampler import ChatSampler
@@ -44,20 +44,20 @@ class ChatPromptTask(PromptTask):
         tools: Sequence[str],
         max_turns: int,
         max_context: int,
-        turns: TurnsConfig,
+        talk: TalkConfig,
         **more: Any,
     ) -> None:
-        self._chat, self._tools, self._turns = chat, tuple(tools), turns
+        self._chat, self._tools, self._talk = chat, tuple(tools), talk
         self._max_turns, self._max_context = max_turns, max_context
         super().__init__(task, config, **more)
 
     def played(self, task: str, tasks: Sequence[str], data: DataConfig) -> TextTask:
         tools = load_tools([resolve_live(name, "tools") for name in self._tools])
         if not self._chat:
-            return with_tools(super().played(task, tasks, data), tools, self._turns)
+            return with_tools(super().played(task, tasks, data), tools, self._talk)
         refuse_unused(data, NOT_OF_WORLDS, "data.")
         spec = resolve_live(self._chat, "chat")
-        return make_chat_task(spec, turns=self._turns, tools=tools, settings=data.parsed_settings())
+        return make_chat_task(spec, talk=self._talk, tools=tools, settings=data.parsed_settings())
 
     def sized(self, max_tokens: int, max_prompt: int) -> Sizes:
         room = self.context or USUAL_CONTEXT
@@ -74,7 +74,7 @@ class ChatPromptTask(PromptTask):
     @property
     def most_rows(self) -> int:
         """The most rows that a trajectory may have: one, unless the chat template may rewrite the past."""
-        return 1 if self._turns.history == "keep" else self._max_turns
+        return 1 if self._talk.history == "keep" else self._max_turns
 
     def rollouts(
         self,

@@ -28,6 +28,7 @@ from runnel.run.best import BestParams
 from runnel.run.events import Event, PolicyNow, checked_metrics, no_policy
 from runnel.run.version_counts import VersionCounts
 from runnel.track.collapse import Watcher
+from runnel.track.conversations import ConversationLog
 from runnel.track.cut import FileMark
 from runnel.track.folder import Row, RunFolder
 from runnel.track.groups import GroupFile
@@ -103,6 +104,7 @@ class Ledger:
         self.view: LiveView | None = None
         self._metrics, self._samples = JsonlSink(folder.metrics), JsonlSink(folder.samples)
         self._groups, self._league = GroupFile(folder.groups), LeagueFile(folder.league)
+        self._talks = ConversationLog(folder.conversations)
         self._best = BestParams(folder.best)
         self._videos = EpisodeFiles(folder.episodes, keep=keep_videos)
         self._sinks: Sequence[GuardedSink] = ()
@@ -175,6 +177,7 @@ class Ledger:
             self._groups.cut(self.version)
             self._league.cut(self.version)
             self._best.cut(self.version)
+            self._talks.cut()
             for sink in self._sinks:
                 sink.rewind()
         for text in lost:
@@ -232,7 +235,7 @@ class Ledger:
                 self.note(f"new tasks from now on: {event['num']}", what="tasks", about={"added": event["num"]})
             elif kind == "sample":
                 self._samples.row({k: v for k, v in event.items() if k != "worker"})
-            elif kind in ("video", "group", "league"):
+            elif kind in ("video", "group", "league", "conversation"):
                 self._show(event)
             elif kind == "failure":
                 at, lines = event.get("prompt", ""), event.get("lines", "")  # those of a user's own code
@@ -251,15 +254,17 @@ class Ledger:
                 self.note(f"{event['worker']}: {event['text']}", level=event.get("level", "info"))
 
     def _show(self, event: Row) -> None:
-        """Keep a video, a group of completions or a row of a league. A full disk is only warned of, no reason to end."""
+        """Keep a video, a group, a conversation or a row of a league. A full disk is only warned of, no reason to end."""
         kind, version = event["kind"], event["version"]
+        at = {"version": version, "steps": self.steps, "tokens": self.tokens}
         try:
             if kind == "video":
                 self._videos.add(event, version=version, steps=self._counts.of(version)[0])
             elif kind == "league":
                 self._league.add({k: v for k, v in event.items() if k not in ("kind", "worker")})
+            elif kind == "conversation":
+                self._talks.keep(event, at)
             else:
-                at = {"version": version, "steps": self.steps, "tokens": self.tokens}
                 self._groups.add({**at, **{k: v for k, v in event.items() if k not in ("kind", "worker")}})
         except OSError as error:
             told = refused(error, self._folder, what=f"a {kind} of version {version} was not kept")
@@ -290,6 +295,7 @@ class Ledger:
         for channel, total in event.get("channels", {}).items():
             self._channels.setdefault(channel_metric(channel), deque(maxlen=RECENT_EPISODES)).append(total)
         self._num_episodes += 1
+        self._talks.add(event)
         self._call(self._callbacks.on_episode, event)
 
     def _proof(self, version: int, found: Mapping[str, float]) -> None:
@@ -312,8 +318,8 @@ class Ledger:
         finally:
             if due:
                 metrics, self._logged = self._logged | metrics, {}
-                time = self._time() | event.get("time", {})
-                self._write({**row, "metrics": metrics, "streams": self.streams, "time": time})
+                time = self._time() | self._talks.take_seconds() | event.get("time", {})
+                self._write({**row, "metrics": metrics, "streams": self.streams, **self._talks.take(), "time": time})
         asked, self.stop_reason = self.stop_reason, before
         if self._watcher is not None:
             self._watch(self._watcher, {**event["metrics"], **beside})
@@ -337,7 +343,7 @@ class Ledger:
             found["episode_length"] = sum(self._lengths) / len(self._lengths)
             found["episodes"] = float(self._num_episodes)
         found |= {f"return/{policy}": sum(recent) / len(recent) for policy, recent in self._by_policy.items()}
-        found |= {name: sum(recent) / len(recent) for name, recent in self._channels.items()}
+        found |= {name: sum(recent) / len(recent) for name, recent in self._channels.items()} | self._talks.metrics()
         found |= {f"faults/{kind}": float(num) for kind, num in self._faults.items()}
         proved, numbers = self._proved
         return found | ({**numbers, "mismatch/canary_version": float(proved)} if numbers else {})
@@ -536,6 +542,7 @@ class Ledger:
             "by_policy": {policy: list(recent) for policy, recent in self._by_policy.items()},
             "channels": {name: list(recent) for name, recent in self._channels.items()},
             "num_episodes": self._num_episodes,
+            "conversations": self._talks.snapshot(),
             "faults": dict(self._faults),
             "others": dict(self._others),
             "proved": [self._proved[0], dict(self._proved[1])],
@@ -559,6 +566,7 @@ class Ledger:
         kept = state.get("channels", {})  # older checkpoints have none
         self._channels = {name: deque(recent, maxlen=RECENT_EPISODES) for name, recent in kept.items()}
         self._num_episodes, self._wall_before = state["num_episodes"], state["wall_s"]
+        self._talks.restore(state.get("conversations", {}))  # older checkpoints have none
         self._faults = dict(state["faults"])
         self._others = dict(state.get("others", {}))  # older checkpoints have none
         version, found = state.get("proved", (-1, {}))  # older checkpoints have none

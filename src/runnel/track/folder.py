@@ -2,6 +2,7 @@
 
 config.json  run.json  metrics.jsonl  samples.jsonl  groups.jsonl  episodes/  tensorboard/  checkpoints/  best/  report.html
 log.txt  report_csv/  evals.jsonl  orders.jsonl  control.json  settings.json  tasks.jsonl  league.jsonl
+conversations.jsonl
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ Row = dict[str, Any]
 Settings = Mapping[str, Any]
 """The settings of a run, as plain data."""
 
-ROWS = ("metrics.jsonl", "samples.jsonl", "groups.jsonl", "evals.jsonl", "orders.jsonl", "tasks.jsonl", "league.jsonl")
+ROWS = (
+    *("metrics.jsonl", "samples.jsonl", "groups.jsonl", "conversations.jsonl"),
+    *("evals.jsonl", "orders.jsonl", "tasks.jsonl", "league.jsonl"),
+)
 """Files of a run with a row a line."""
 WRITTEN = ("config.json", "run.json", *ROWS, "control.json", "settings.json", "log.txt")
 """Files of a run that are written in place."""
@@ -84,6 +88,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.samples = self.path / "samples.jsonl"
         self.groups = self.path / "groups.jsonl"
+        self.conversations = self.path / "conversations.jsonl"
         self.episodes = self.path / "episodes"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"

@@ -1,4 +1,4 @@
-"""groups.jsonl: groups of completions that the learner trained on, one a line, for the board."""
+"""groups.jsonl and conversations.jsonl: what a language model wrote, one group or conversation a line, for the board."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class GroupFile:
             rows = read_rows(self.path)[0]
             self._rewrite(rows[:-1:2] + rows[-1:])
 
-    def cut(self, version: int) -> None:
-        """Remove groups that are newer than `version`, at which the run is resumed, and half a line that a kill has left."""
+    def cut(self, last: int, *, by: str = "version") -> None:
+        """Remove groups whose `by` is above `last`, at which the run is resumed, and half a line that a kill has left."""
         if self.path.is_file():
-            self._rewrite([row for row in read_rows(self.path)[0] if is_number(at := row.get("version", 0)) and at <= version])
+            self._rewrite([row for row in read_rows(self.path)[0] if is_number(at := row.get(by, 0)) and at <= last])
 
     def _rewrite(self, rows: list[Row]) -> None:
         replace_file(self.path, b"".join(map(line_of, rows)))

@@ -222,7 +222,11 @@ def is_sound(row: Row) -> bool:
     """Whether the parts of a row that reports read have the right types."""
     time = row.get("time", {})
     tables = [row.get("metrics", {}), row.get("streams", {}), time]
-    tables += [time.get(part, {}) for part in ("stages", "idle", "ranks", "system")] if isinstance(time, dict) else []
+    tables += (
+        [time.get(part, {}) for part in ("stages", "idle", "ranks", "system", "conversations")]
+        if isinstance(time, dict)
+        else []
+    )
     gpus = as_table(as_table(time).get("system")).get("gpus")
     counts = [row.get("steps") or 0, row.get("version") or 0, row.get("tokens") or 0]
     scores = [row.get(name) for name in ("mean", "low", "high", "num")] if row.get("kind") == "eval" else []

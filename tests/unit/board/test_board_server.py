@@ -152,6 +152,19 @@ def test_groups_are_read_by_line_and_damage_is_counted(client, runs):
     assert len(client.get("/api/groups", params={"run": "a"}).json()["groups"]) == 1
 
 
+def test_conversations_are_listed_with_how_they_went(client, runs):
+    said = [{"role": "system", "content": "You guess."}, {"role": "user", "content": "Which number?"}]
+    good = {"number": 9, "version": 3, "return": 0.5, "reason": "turns", "messages": said, "turns": [{}, {}]}
+    (runs / "a" / "conversations.jsonl").write_text(json.dumps(good) + "\n" + '{"messages": 3}\n')
+    assert client.get("/api/run", params={"run": "a"}).json()["has"]["conversations"]
+    found = client.get("/api/conversations", params={"run": "a"}).json()
+    head = {"version": 3, "return": 0.5, "reason": "turns", "turns": 2, "prompt": "Which number?", "number": 0}
+    assert found == {"conversations": [head], "num_problems": 1}
+    assert client.get("/api/conversations", params={"run": "a", "number": 0}).json()["messages"] == said
+    refused = client.get("/api/conversations", params={"run": "a", "number": 1})
+    assert (refused.status_code, "no such conversation" in refused.json()["error"]) == (400, True)
+
+
 def test_orders_need_a_running_run_that_allows_them_and_its_token(client, runs):
     def order(op="stop", token="x"):
         return client.post("/api/order", json={"run": "a", "op": op, "token": token}).json()

@@ -76,7 +76,10 @@ def circle(path: Path, secret: Path) -> None:
 
 
 FORMS: dict[str, Callable[[Path, Path], None]] = {"link": link, "endless": endless, "pipe": pipe, "circle": circle}
-READ = ("metrics.jsonl", "config.json", "run.json", "groups.jsonl", "samples.jsonl", "evals.jsonl", "control.json", "log.txt")
+READ = (
+    *("metrics.jsonl", "config.json", "run.json", "groups.jsonl", "conversations.jsonl", "samples.jsonl"),
+    *("evals.jsonl", "control.json", "log.txt"),
+)
 
 
 @pytest.fixture(params=FORMS)
@@ -106,8 +109,9 @@ def test_the_board_starts_and_says_what_it_did_not_read(
             assert name in told
             assert "only regular files of the folder are used" in told
         groups = client.get("/api/groups", params={"run": "a"}).json()
-        assert groups["groups"] == []
-        assert "the secret" not in json.dumps([runs, found, groups])
+        talks = client.get("/api/conversations", params={"run": "a"}).json()
+        assert (groups["groups"], talks["conversations"]) == ([], [])
+        assert "the secret" not in json.dumps([runs, found, groups, talks])
 
 
 def test_reports_and_videos_are_files_of_the_folder(tmp_path: Path, secret: Path, form: Callable[[Path, Path], None]) -> None:

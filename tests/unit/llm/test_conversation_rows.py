@@ -170,10 +170,18 @@ def test_a_conversation_is_told_with_its_turns_and_rows():
     for b, told in enumerate(event["rows"]):
         rows = [r for r, owner in enumerate(a["row_owner"].tolist()) if owner == b]
         spans = [(int(a["row_start"][r]), int(a["row_start"][r] + a["row_length"][r])) for r in rows]
-        places = [p for i, (s, e) in enumerate(spans) for p in range(s + (0 if i else int(a["prompt_length"][rows[0]])), e)]
+        known = [
+            int(a["prompt_length"][rows[0]]),
+            *(e - s for s, e in spans[:-1]),
+        ]  # the rest of a row begins as the one before
+        firsts = [s + n for (s, _), n in zip(spans, known, strict=True)]
+        places = [p for first, (_, e) in zip(firsts, spans, strict=True) for p in range(first, e)]
         assert told["ids"] == a["tokens"][places].tolist()
         assert told["mask"] == a["loss_mask"][places].int().tolist()
-        assert told.get("row_starts", []) == [places.index(s) for s, _ in spans[1:]]
+        assert told.get("row_starts", []) == [places.index(first) for first in firsts[1:]]
+        for i, row in enumerate(told.get("rows", [])):
+            parent, shared = (None, 0) if i == 0 else (i - 1, known[i])
+            assert row == {"start": places.index(firsts[i]), "parent": parent, "shared": shared, "after": i - 1}
         turns = [u for u, r in enumerate(a["turn_row"].tolist()) if r in rows]
         assert [t["rewards"]["win"] for t in told["turns"]] == a["rewards/win"][turns].tolist()
         for t in told["turns"]:

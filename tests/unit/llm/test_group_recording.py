@@ -160,7 +160,7 @@ def test_a_pair_is_a_group_of_two_and_demonstrations_are_none() -> None:
 @pytest.mark.parametrize("text", ["", "plain", "añ€😀b", "日本語のテキスト"])
 def test_the_texts_of_tokens_join_to_the_text(text: str) -> None:
     t = CharTokenizer()
-    texts = token_texts([*t.encode(text), t.eos_id], t)
+    texts = token_texts([*t.encode(text), t.eos_id], t.decode)
     assert "".join(texts) == text
     assert len(texts) == len(text.encode()) + 1
     assert not any("\ufffd" in piece for piece in texts)
@@ -169,6 +169,6 @@ def test_the_texts_of_tokens_join_to_the_text(text: str) -> None:
 def test_bytes_that_are_no_character_are_shown_as_such() -> None:
     t = CharTokenizer()
     ids = [*t.encode("a"), 6 + 0xE2, *t.encode("bc"), 6 + 0xF0]
-    texts = token_texts(ids, t)
+    texts = token_texts(ids, t.decode)
     assert "".join(texts) == t.decode(ids) == "a\ufffdbc\ufffd"
     assert texts[0] == "a"

@@ -6,7 +6,7 @@ import json
 from statistics import fmean
 
 import pytest
-from world_players import ODD, SPEAK, as_message, at_random, by_script, plain, play
+from world_players import ODD, SPEAK, as_message, at_random, by_script, make, plain, play
 
 from runnel.core.contracts.chat import HasLane, HasScript, HasState, HasTasks
 from runnel.core.errors import ConfigError, DataError
@@ -26,16 +26,16 @@ def test_every_world_has_a_random_player_here():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_world_offers_all_that_it_can(name):
-    world = make_world(name)
+    world = make(name)
     assert all(isinstance(world, kind) for kind in (HasLane, HasTasks, HasState, HasScript))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_task_one_seed_and_the_same_messages_are_one_conversation(name):
-    for i, task in enumerate(some_tasks(make_world(name))):
-        first, second = (play(make_world(name), task, i, at_random(name, i)) for _ in range(2))
+    for i, task in enumerate(some_tasks(make(name))):
+        first, second = (play(make(name), task, i, at_random(name, i)) for _ in range(2))
         assert [plain(t) for t in first.turns] == [plain(t) for t in second.turns]
-        world = make_world(name)
+        world = make(name)
         play(world, task, i, at_random(name, i))  # a world that was played before begins anew
         again = play(world, task, i, at_random(name, i))
         assert [plain(t) for t in again.turns] == [plain(t) for t in first.turns]
@@ -43,8 +43,8 @@ def test_one_task_one_seed_and_the_same_messages_are_one_conversation(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_saved_state_goes_on_equally_from_every_turn(name):
-    task = some_tasks(make_world(name))[0]
-    world, speak = make_world(name), at_random(name, 3)
+    task = some_tasks(make(name))[0]
+    world, speak = make(name), at_random(name, 3)
     world.reset(task, seed=3)
     states, said, heard = [], [], []
     while not heard or not heard[-1].over:
@@ -53,7 +53,7 @@ def test_a_saved_state_goes_on_equally_from_every_turn(name):
         said.append((scripted, as_message(speak(world))))
         heard.append(world.step(said[-1][1]))
     for start, state in enumerate(states):
-        other = make_world(name)
+        other = make(name)
         other.set_state(json.loads(state))
         for (scripted, message), turn in zip(said[start:], heard[start:], strict=True):
             assert other.script() == scripted
@@ -62,7 +62,7 @@ def test_a_saved_state_goes_on_equally_from_every_turn(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_state_is_a_copy(name):
-    world = make_world(name)
+    world = make(name)
     world.reset(some_tasks(world)[0], seed=0)
     state = world.get_state()
     before = json.dumps(state)
@@ -72,7 +72,7 @@ def test_a_state_is_a_copy(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tasks_are_plain_always_the_same_and_in_one_split_only(name):
-    (train, held), (again, _) = make_world(name).tasks(), make_world(name).tasks()
+    (train, held), (again, _) = make(name).tasks(), make(name).tasks()
     assert len(train) >= len(held) >= 2
     a, b = ({json.dumps(t, sort_keys=True) for t in part[:100]} for part in (train, held))
     assert not a & b
@@ -85,7 +85,7 @@ def test_tasks_are_plain_always_the_same_and_in_one_split_only(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_odd_messages_are_answered_and_earn_nothing(name):
-    world = make_world(name)
+    world = make(name)
     for i in range(len(ODD)):
         order = iter(ODD[i:] * 500)
         played = play(world, some_tasks(world)[0], i, lambda world, order=order: next(order), limit=3000)
@@ -96,7 +96,7 @@ def test_odd_messages_are_answered_and_earn_nothing(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_cannot_be_played_is_refused_with_its_name(name):
-    world = make_world(name)
+    world = make(name)
     with pytest.raises(DataError, match="reset"):
         world.step({"role": "assistant", "content": "1"})
     play(world, {}, 7, by_script)  # a task drawn by the seed
@@ -133,6 +133,13 @@ def test_an_unknown_world_or_option_is_refused():
         ("frozenlake", "max_turns", 0),
         ("maze", "size", 1),
         ("maze", "max_turns", 0),
+        ("retry", "max_tries", 0),
+        ("retry", "discount", 1.5),
+        ("retry", "right_at", None),
+        ("search", "people", 9),
+        ("search", "hops", 3),
+        ("search", "num", 0),
+        ("search", "max_chars", 99),
         ("sokoban", "size", 9),
         ("sokoban", "boxes", 3),
         ("sokoban", "per_box", -1),
@@ -152,13 +159,14 @@ def test_an_option_out_of_its_bounds_is_refused(name, option, value):
         ("calculator", 1.0, 0.05),
         ("frozenlake", 1.0, 0.3),
         ("maze", 1.0, 0.7),
+        ("search", 1.0, 0.05),
         ("sokoban", 1.0, 0.5),
         ("twenty_questions", 1.0, 0.5),
         ("wordle", 0.9, 0.2),
     ],
 )
 def test_scripts_win_and_random_players_do_not(name, scripted, random_most):
-    world = make_world(name)
+    world = make(name)
     tasks = world.tasks()[0][:40]
     won = fmean(play(world, task, i, by_script).total.get("reward", 0.0) for i, task in enumerate(tasks))
     lost = fmean(play(world, task, i, at_random(name, i)).total.get("reward", 0.0) for i, task in enumerate(tasks))

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runnel.core.contracts.chat import Turn
+from runnel.llm.tasks.reverse import make_reverse
+from runnel.llm.worlds import make_world
 from runnel.llm.worlds.things import ATTRIBUTES, THINGS
 from runnel.llm.worlds.words import WORDS
 
@@ -28,12 +30,20 @@ SPEAK: dict[str, list[str]] = {
     "frozenlake": ["left", "down", "right", "up"],
     "guess": [],
     "maze": ["north", "east", "south", "west"],
+    "retry": [],
+    "search": ["<answer>Balcoran</answer>", "Cordunia"],
     "sokoban": ["left", "down", "right", "up"],
     "twenty_questions": [*THINGS, *ATTRIBUTES],
     "wordle": list(WORDS),
 }
 """What a random player says, by world; empty: a number."""
+OPTIONS = {"retry": {"task": make_reverse(num_words=200, num_eval=50)}}
 Speak = Callable[[Any], "str | Mapping[str, Any]"]
+
+
+def make(name: str) -> Any:
+    """A world as it is, except that the task of `retry` is a small one, made once."""
+    return make_world(name, **OPTIONS.get(name, {}))
 
 
 @dataclass

@@ -14,7 +14,7 @@ DialectName = Literal["auto", "hermes", "llama", "python"]
 
 
 @dataclass(frozen=True)
-class TurnsConfig:
+class TalkConfig:
     """Conversations of several turns."""
 
     on_resume: ClassVar[OnResume] = (
@@ -48,12 +48,12 @@ class TurnsConfig:
     """Updates after which the horizon grows by one turn."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, "turns.")
+        check_bounds(self, "talk.")
 
     def horizon(self, max_turns: int, version: int) -> int:
         """The most turns of a conversation that this version begins.
 
-        >>> [TurnsConfig(first=2, grow_every=10).horizon(4, v) for v in (0, 9, 10, 20, 99)]
+        >>> [TalkConfig(first=2, grow_every=10).horizon(4, v) for v in (0, 9, 10, 20, 99)]
         [2, 2, 3, 4, 4]
         """
         if not self.first:
@@ -63,8 +63,8 @@ class TurnsConfig:
     def check(self, max_turns: int) -> None:
         """Raise a `ConfigError` for a horizon that could never grow."""
         if self.first > max_turns:
-            raise ConfigError("turns.first", self.first, f"is above max_turns = {max_turns}; use at most that")
+            raise ConfigError("talk.first", self.first, f"is above max_turns = {max_turns}; use at most that")
 
     def unused(self) -> dict[str, str]:
         """Settings that nothing would read, and why."""
-        return {} if self.first else {"turns.grow_every": "is of a growing horizon; set turns.first"}
+        return {} if self.first else {"talk.grow_every": "is of a growing horizon; set talk.first"}

@@ -127,8 +127,8 @@ class Conversation:
 
     @property
     def over(self) -> bool:
-        """Whether all of its agents are through, or it has failed."""
-        return bool(self.failure) or (not self.called and all(side.stage == "over" for side in self.sides.values()))
+        """Whether all of its agents are through."""
+        return not self.failure and not self.called and all(side.stage == "over" for side in self.sides.values())
 
     @property
     def runs(self) -> bool:

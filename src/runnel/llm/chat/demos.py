@@ -31,12 +31,12 @@ class Script:
         if task.agents != (AGENT,) or not isinstance(owner, HasScript):
             fix = "it has no script() to imitate; give it one (what to say now), or use warmup_updates 0"
             raise ConfigError("chat", name_of(owner), fix)
-        self._prompts = PromptMaker(tokenizer, task.turns)
+        self._prompts = PromptMaker(tokenizer, task.talk)
 
     def play(self, example: Example, number: int = 0) -> tuple[Row, float]:
         """The row of one play, and what it earned."""
         game, said, messages = self._task.game(example), Rows(), list[Message]()
-        toolbox = Toolbox([*tools_of_game(game), *self._task.tools], max_chars=self._task.turns.tool_chars)
+        toolbox = Toolbox([*tools_of_game(game), *self._task.tools], max_chars=self._task.talk.tool_chars)
         given, total = example.columns.get(SEED), 0.0
         seed = int(given) if isinstance(given, int) else make_seed(self._seed, "script", number)
         try:

@@ -60,7 +60,7 @@ class ChatEvaluation:
     def run(self, clients: Clients, *, round_index: int, progress: Progress | None = None) -> EvalResult:
         played = [self._opened(key, round_index) for key in range(len(self._examples) * self._each)]
         client = clients[POLICY]
-        while going := [c for c in played if not c.over]:
+        while going := [c for c in played if not (c.over or c.failure)]:
             work = self._player.step(lambda agent: client, going) + (client.poll() if client.pending() else 0)
             if not work and self._player.pending():
                 self._player.wait(WAIT_S)

@@ -21,6 +21,8 @@ class ChatGroup(CompletionGroup):
     trained: tuple[str, ...] = ()
     """The agents whose replies are trained on."""
     begun: bool = False
+    judged: bool = False
+    """Whether its verdict is asked for."""
 
     @property
     def waits(self) -> bool:
@@ -28,16 +30,16 @@ class ChatGroup(CompletionGroup):
 
     @property
     def runs(self) -> bool:
-        return self.begun and not self.complete
+        return self.begun and not self.judged
 
     @property
     def complete(self) -> bool:
-        """Whether all of its conversations are over."""
-        return self.begun and all(c.over for c in self.conversations)
+        """Whether nothing more comes of any of its conversations."""
+        return self.begun and all(c.over or c.failure for c in self.conversations)
 
     @property
     def unjudged(self) -> bool:
-        return self.complete and self.rewards is None
+        return False  # the sampler looks at groups that run
 
     def sides(self) -> Iterator[Side]:
         """Its trajectories, in the order of the segment's rows."""

@@ -2,7 +2,7 @@
 
 Each conversation goes on by itself: what one waits for never holds up another, nor the engine. The player consumes replies of
 the engine and outcomes of calls; it produces conversations that are over. It waits for user code at most as long as the
-settings say (`TurnsConfig.step_timeout_s`, `tool_timeout_s`).
+settings say (`TalkConfig.step_timeout_s`, `tool_timeout_s`).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class ChatPlayer:
         blocking: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        self.task, self.turns = task, task.turns
-        self._prompts = PromptMaker(tokenizer, task.turns)
+        self.task, self.talk = task, task.talk
+        self._prompts = PromptMaker(tokenizer, task.talk)
         self._max_context, self._max_tokens, self._seed = max_context, max_tokens, seed
         self._sampling, self._blocking = sampling or SamplingConfig(), blocking
         self._clock = clock or WallClock()
@@ -109,7 +109,7 @@ class ChatPlayer:
         return conversation
 
     def _toolbox(self, game: ChatGame) -> Toolbox:
-        return Toolbox([*tools_of_game(game), *self.task.tools], max_chars=self.turns.tool_chars)
+        return Toolbox([*tools_of_game(game), *self.task.tools], max_chars=self.talk.tool_chars)
 
     def begin(self, conversation: Conversation) -> None:
         """Reset the environment: the first prompt follows."""
@@ -138,7 +138,7 @@ class ChatPlayer:
         """Let go of what its environment and tools hold."""
         closes: list[Callable[[], None]] = [side.toolbox.close for side in conversation.sides.values()]
         for close in [*closes, lambda: close_game(conversation.game)]:
-            self._calls.submit(f"turns.step/{lane_of(conversation.game)}", close)
+            self._calls.submit(f"talk.step/{lane_of(conversation.game)}", close)
 
     # ------------------------------------------------------------------------------------------------------------ step
     def step(self, client_of: ClientOf, conversations: Iterable[Conversation]) -> int:
@@ -228,11 +228,11 @@ class ChatPlayer:
         message = side.spoken
         calls = message.get("tool_calls", ())
         while side.stage == "tools" and (number := len(side.results)) < len(calls):
-            if number >= self.turns.max_calls:
-                self._answer(conversation, side, calls[number], too_many(self.turns.max_calls))
+            if number >= self.talk.max_calls:
+                self._answer(conversation, side, calls[number], too_many(self.talk.max_calls))
                 continue
             target, lane = side.toolbox.target(calls[number]), side.toolbox.lane(calls[number])
-            self._open[self._calls.submit(f"turns.tool/{lane}", target)] = conversation, side, calls[number]
+            self._open[self._calls.submit(f"talk.tool/{lane}", target)] = conversation, side, calls[number]
             conversation.called_at = self._clock.now()
             return
         if side.stage == "tools":
@@ -265,7 +265,7 @@ class ChatPlayer:
         assert what in ("reset", "step")
         conversation.called = "reset" if what == "reset" else "step"
         conversation.called_at = self._clock.now()
-        ticket = self._calls.submit(f"turns.step/{lane_of(conversation.game)}", fn, *args, **named)
+        ticket = self._calls.submit(f"talk.step/{lane_of(conversation.game)}", fn, *args, **named)
         self._open[ticket] = conversation, None, {}
 
     def _take_calls(self) -> int:
@@ -321,6 +321,8 @@ class ChatPlayer:
         except DataError as error:
             self._fail(conversation, f"environment_failed: {called}: {error}")
             return
+        if conversation.failure:
+            return
         stages = {side.stage for side in conversation.sides.values()}
         if stages <= {"idle", "over"} and "idle" in stages:
             why = f"environment_failed: {called}: no agent got a Turn, and the conversation is not over for all"
@@ -370,7 +372,7 @@ class ChatPlayer:
         if len(side.said.turns) >= conversation.max_turns:
             return "turns"
         late = self._clock.now() - conversation.began
-        return "time" if self.turns.time_limit_s and late >= self.turns.time_limit_s else ""
+        return "time" if self.talk.time_limit_s and late >= self.talk.time_limit_s else ""
 
     def _end(self, conversation: Conversation, reason: Reason) -> None:
         """The conversation ends here for all of its agents."""
@@ -428,7 +430,7 @@ class ChatPlayer:
             put_back(conversation.game, data["game"])
             for side, state in zip(conversation.sides.values(), data["tools"], strict=True):
                 side.toolbox.set_state(state)
-        elif not conversation.over and (why := self._replayed(conversation)):
+        elif not (conversation.over or conversation.failure) and (why := self._replayed(conversation)):
             self._fail(conversation, f"it cannot be brought back: {why}")
             conversation.lost = True
             return conversation
@@ -455,7 +457,7 @@ class ChatPlayer:
             game, again = conversation.game, partial(conversation.game.reset, conversation.task, seed=conversation.seed)
             if what == "step":
                 again = partial(game.step, {agent: self._prompts.heard(message) for agent, message in who.items()})
-            outcome = self._outcome(self._calls.submit(f"turns.step/{lane_of(game)}", again))
+            outcome = self._outcome(self._calls.submit(f"talk.step/{lane_of(game)}", again))
             if outcome.reason:
                 return f"its environment failed ({outcome.reason})"
             if plain_turns(checked_turns(game, outcome.value, self.task.turn_channels)) != said:
@@ -472,19 +474,19 @@ class ChatPlayer:
 
     def _replay_tool(self, side: Side, call: Message) -> str:
         """The text that a call gives when it is made again."""
-        ticket = self._calls.submit(f"turns.tool/{side.toolbox.lane(call)}", side.toolbox.target(call))
+        ticket = self._calls.submit(f"talk.tool/{side.toolbox.lane(call)}", side.toolbox.target(call))
         return str(side.toolbox.answer(call, self._outcome(ticket))[0]["content"])
 
 
 def _specs(task: ChatTask) -> list[CallSpec]:
     """How environments and tools are called, by where they run."""
     out = []
-    for what, limit in (("step", task.turns.step_timeout_s), ("tool", task.turns.tool_timeout_s)):
-        field = f"turns.{what}_timeout_s"
+    for what, limit in (("step", task.talk.step_timeout_s), ("tool", task.talk.tool_timeout_s)):
+        field = f"talk.{what}_timeout_s"
         out += [
-            CallSpec(f"turns.{what}/inline", _plainly, run="inline"),
-            CallSpec(f"turns.{what}/thread", _plainly, run="thread", workers=NUM_THREADS, timeout_s=limit, limit_field=field),
-            CallSpec(f"turns.{what}/async", _awaited, run="async", timeout_s=limit, limit_field=field),
+            CallSpec(f"talk.{what}/inline", _plainly, run="inline"),
+            CallSpec(f"talk.{what}/thread", _plainly, run="thread", workers=NUM_THREADS, timeout_s=limit, limit_field=field),
+            CallSpec(f"talk.{what}/async", _awaited, run="async", timeout_s=limit, limit_field=field),
         ]
     return out
 

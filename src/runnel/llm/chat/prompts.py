@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 
 from runnel.core.contracts.chat import Message
 from runnel.core.state import State
-from runnel.llm.chat.config import DialectName, TurnsConfig
+from runnel.llm.chat.config import DialectName, TalkConfig
 from runnel.llm.chat.dialects import DIALECTS, Dialect, dialect_for, results
 from runnel.llm.chat.rows import Rows
 from runnel.llm.tokenize import HFTokenizer, Tokenizer, messages_of, strip_end
 
 
 class PromptMaker:
-    """Makes prompts for `tokenizer`, and reads replies. With `turns.history` keep, what was said stays as it is and the new
+    """Makes prompts for `tokenizer`, and reads replies. With `talk.history` keep, what was said stays as it is and the new
     messages are appended; with template, the chat template renders all messages again."""
 
-    def __init__(self, tokenizer: Tokenizer, turns: TurnsConfig) -> None:
-        self.tokenizer, self.dialect = tokenizer, make_dialect(tokenizer, turns.dialect)
-        self._keep = turns.history == "keep"
+    def __init__(self, tokenizer: Tokenizer, talk: TalkConfig) -> None:
+        self.tokenizer, self.dialect = tokenizer, make_dialect(tokenizer, talk.dialect)
+        self._keep = talk.history == "keep"
 
     def prompt(self, said: Rows, messages: Sequence[Message], new: Sequence[Message], schemas: Sequence[State]) -> list[int]:
         """The next prompt: `messages` are all there are, `new` those since the last reply."""

@@ -32,7 +32,7 @@ class ChatSampler(PromptSampler):
     """A core `Sampler` that plays conversations in groups of `group_size`, all of a group from one task and one seed.
 
     What a segment requires of versions, refills, old groups and history is as with `PromptSampler`. A conversation whose
-    environment fails is begun anew, `turns.retries` times; then its group is cancelled with the reason.
+    environment fails is begun anew, `talk.retries` times; then its group is cancelled with the reason.
     """
 
     _groups: list[ChatGroup]  # type: ignore[assignment]
@@ -84,7 +84,7 @@ class ChatSampler(PromptSampler):
                 names=self._names(group, number),
                 version=group.required,
                 affinity=header.sequence,
-                max_turns=self._chat.turns.horizon(self._max_turns, version),
+                max_turns=self._chat.talk.horizon(self._max_turns, version),
                 greedy=self._greedy_first and number == 0,
             )
             group.conversations.append(conversation)
@@ -101,12 +101,13 @@ class ChatSampler(PromptSampler):
                     self._retry(client, group, conversation)
                     work += 1
             if group.complete:
+                group.judged = True
                 self._judge(group)
                 work += 1
         return work
 
     def _may_retry(self, conversation: Conversation) -> bool:
-        return conversation.lost or (not conversation.hopeless and conversation.attempt < self._chat.turns.retries)
+        return conversation.lost or (not conversation.hopeless and conversation.attempt < self._chat.talk.retries)
 
     def _retry(self, client: InferenceClient, group: ChatGroup, conversation: Conversation) -> None:
         at = shown_prompt(group.example.text)

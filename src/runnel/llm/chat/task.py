@@ -17,7 +17,7 @@ from runnel.core.contracts.chat import ChatGame, HasTasks, Message, Tool, Turn
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.resolve import called, is_reference, load_object
 from runnel.core.state import Settings
-from runnel.llm.chat.config import TurnsConfig
+from runnel.llm.chat.config import TalkConfig
 from runnel.llm.chat.games import as_game, channels_of, own
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.tasks.text import Example, TextTask
@@ -44,7 +44,7 @@ class ChatTask(TextTask):
     """Makes the environment of one conversation."""
     tools: Sequence[Tool] = ()
     """What the model may call, beside the tools of the environment."""
-    turns: TurnsConfig = field(default_factory=TurnsConfig)
+    talk: TalkConfig = field(default_factory=TalkConfig)
     turn_channels: Mapping[str, float] = field(default_factory=dict)
     """Channels that the environment pays in, by turn, and their weights."""
 
@@ -100,7 +100,7 @@ class Answering:
         """It has none."""
 
 
-def with_tools(task: TextTask, tools: Sequence[Tool], turns: TurnsConfig) -> ChatTask:
+def with_tools(task: TextTask, tools: Sequence[Tool], talk: TalkConfig) -> ChatTask:
     """A text task whose model may call `tools` before it answers."""
     if fine := [part.name for part in task.components if part.level != "sequence"]:
         fix = "rewards of a conversation judge its last message as a whole; use level='sequence'"
@@ -113,12 +113,12 @@ def with_tools(task: TextTask, tools: Sequence[Tool], turns: TurnsConfig) -> Cha
         max_tokens=max(task.max_tokens, MAX_TOKENS),
         make=Answering,
         tools=tools,
-        turns=turns,
+        talk=talk,
     )
 
 
 def make_chat_task(
-    spec: str | Maker, *, turns: TurnsConfig, tools: Sequence[Tool] = (), settings: Settings | None = None, max_turns: int = 8
+    spec: str | Maker, *, talk: TalkConfig, tools: Sequence[Tool] = (), settings: Settings | None = None
 ) -> ChatTask:
     """The task of an environment: a built-in world by name, or the user's own, as `file.py:make_env`, `module:make_env`, or a
     function or class that makes one."""
@@ -135,7 +135,7 @@ def make_chat_task(
         max_tokens=int(getattr(owner, "max_tokens", MAX_TOKENS)),
         make=make,
         tools=tools,
-        turns=turns,
+        talk=talk,
         turn_channels=channels_of(game),
     )
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from runnel.core.records import Batch, Header, Segment
+from runnel.core.records import Batch, Segment
 from runnel.core.state import State
 from runnel.llm.algorithms.base import sum_channels, trajectory_reward
 from runnel.llm.learning.batches import MicroBatch
+from runnel.llm.learning.recorded_group import DIGITS, RecordedGroup
+from runnel.llm.learning.recorded_turns import control_places, find_messages
 from runnel.llm.tasks import Example
 from runnel.llm.tokenize import Tokenizer
 
 PLACE = "recorded_place"
 """The field of a batch that says which of its tokens are recorded: 1 + their place in the joined rows, 0 elsewhere."""
-DIGITS = 5
 _LOST = "\ufffd"
 
 
@@ -80,35 +82,45 @@ class GroupRecorder:
         example = None
         if self.example is not None and group.header.task_id >= 0:
             example = self.example(group.header.task_id)
-        start, begin, _ = group.spans(0)[0]
-        prompt = self.tokenizer.decode(group.joined["tokens"][start:begin].tolist()) if example is None else example.text
-        messages = None
-        if example is not None and not isinstance(example.prompt, str):
-            messages = [dict(m) for m in example.prompt]
         return {
             "kind": "group",
             "version": group.version,
             "task_id": group.header.task_id,
             "sample_id": group.header.sample_id,
-            "prompt": prompt,
-            "messages": messages,
+            **self._prompt(group, example),
             "source": self.source,
             "rows": [self._row(group, i) for i in range(len(group.members))],
         }
+
+    def _prompt(self, group: RecordedGroup, example: Example | None) -> State:
+        """The prompt as its task has it; that of a conversation as its tokens say it, with what the sampler put there."""
+        start, begin, _ = group.spans(0)[0]
+        ids = group.joined["tokens"][start:begin].tolist()
+        if group.has_turns:
+            texts = token_texts(ids, self.tokenizer.spell)
+            parts = find_messages(texts, control_places(ids, self.tokenizer))
+            said = [(part["role"], self.tokenizer.decode(ids[part["said"] : part["end"]]).strip("\n")) for part in parts]
+            named = [{"role": role, "content": content} for role, content in said if role and content]
+            return {"prompt": "".join(texts), "messages": named or None}
+        if example is None:
+            return {"prompt": self.tokenizer.decode(ids), "messages": None}
+        messages = None if isinstance(example.prompt, str) else [dict(m) for m in example.prompt]
+        return {"prompt": example.text, "messages": messages}
 
     def _row(self, group: RecordedGroup, number: int) -> State:
         """A completion, or a conversation: all that follows the first prompt."""
         member, at = group.members[number], group.shown(number)
         ids = group.joined["tokens"][at].tolist()
         mask = (group.part["component"][at] != 0).int().tolist()
+        texts = token_texts(ids, self.tokenizer.spell if group.has_turns else self.tokenizer.decode)
         out: State = {
-            "completion": self.tokenizer.decode(ids),
+            "completion": "".join(texts),
             "reward": None,
             "rewards": {},
             "advantage": None,
             "truncated": bool(group.joined["truncated"][member]) if "truncated" in group.joined else False,
             "passed": None,
-            "tokens": token_texts(ids, self.tokenizer),
+            "tokens": texts,
             "ids": ids,
             "mask": mask,
         }
@@ -120,7 +132,23 @@ class GroupRecorder:
             advantages = group.part["advantage"][at].tolist()
             trained = [a for a, m in zip(advantages, mask, strict=True) if m]
             out |= {"advantages": _rounded(advantages), "advantage": _mean(trained)}
-        return out | group.turns(number) | self._tokens(group, at)
+        turns = group.turns(number)
+        return out | turns | self._between(ids, texts, turns) | self._tokens(group, at)
+
+    def _between(self, ids: Sequence[int], texts: Sequence[str], told: State) -> State:
+        """Who said what lies between the turns of a conversation: control tokens, and messages by their roles."""
+        if "turns" not in told:
+            return {}
+        control = control_places(ids, self.tokenizer)
+        ends = [(0, 0), *((turn["start"], turn["end"]) for turn in told["turns"]), (len(ids), len(ids))]
+        marks = sorted({*told.get("row_starts", []), *(place for end in ends for place in end)})
+        inside = {start for start, end in ends if end > start}
+        messages: list[State] = []
+        for start, end in pairwise(marks):
+            if start not in inside:
+                found = find_messages(texts[start:end], [place - start for place in control if start <= place < end])
+                messages += [{k: v if k == "role" else v + start for k, v in part.items()} for part in found]
+        return {"control": control, "messages": messages}
 
     def _rewards(self, group: RecordedGroup, member: int) -> State:
         each = {channel: float(trajectory_reward(group.joined, channel)[member]) for channel in self.channels}
@@ -146,66 +174,6 @@ class GroupRecorder:
         return out
 
 
-@dataclass
-class RecordedGroup:
-    """The chosen trajectories of a reader's joined rows, and what the learner computed for their tokens, by place."""
-
-    version: int
-    header: Header
-    joined: Batch
-    part: Batch
-    members: list[int]
-    seen: dict[str, dict[int, float]] = field(default_factory=dict)
-
-    def rows(self, number: int) -> list[int]:
-        """The rows of a trajectory."""
-        return (self.joined["row_owner"] == self.members[number]).nonzero().squeeze(1).tolist()
-
-    def spans(self, number: int) -> list[tuple[int, int, int]]:
-        """Where each row of a trajectory starts, where its completion starts, and where both end, in the joined rows."""
-        return [self._span(row) for row in self.rows(number)]
-
-    def shown(self, number: int) -> Tensor:
-        """Tokens of a trajectory that are told: its first completion, and later rows whole."""
-        spans = self.spans(number)
-        return torch.cat([torch.arange(start if i else begin, end) for i, (start, begin, end) in enumerate(spans)])
-
-    def turns(self, number: int) -> State:
-        """Where later rows, and turns, lie among the tokens that are told; nothing for a single completion."""
-        rows, spans, out, first, shift = self.rows(number), self.spans(number), State(), 0, dict[int, int]()
-        for i, (row, (start, begin, end)) in enumerate(zip(rows, spans, strict=True)):
-            told = start if i else begin
-            shift[row] = first - (told - start)
-            first += end - told
-            if i:
-                out.setdefault("row_starts", []).append(shift[row])
-        if "turn_row" in self.joined:
-            names = [name for name in self.joined if name.startswith("turn_rewards/")]
-            out["turns"] = []
-            for turn, row in enumerate(self.joined["turn_row"].tolist()):
-                if row in shift:
-                    ends = [int(self.joined[name][turn]) + shift[row] for name in ("turn_start", "turn_end")]
-                    found = {name.partition("/")[2]: float(self.joined[name][turn]) for name in names}
-                    rewards = {name: None if math.isnan(x) else round(x, DIGITS) for name, x in found.items()}
-                    out["turns"].append({"start": ends[0], "end": ends[1], "rewards": rewards})
-        return out
-
-    def _span(self, row: int) -> tuple[int, int, int]:
-        """The completion starts behind the prompt; where the length of that is not given, at the first token that may be
-        trained."""
-        start = int(self.joined["row_start"][row])
-        end = start + int(self.joined["row_length"][row])
-        if "prompt_length" in self.joined:
-            return start, start + int(self.joined["prompt_length"][row]), end
-        marked = self.joined["loss_mask"][start:end].nonzero()
-        return start, start + int(marked[0]) if len(marked) else end, end
-
-    def places(self) -> Tensor:
-        """Tokens of the group in the joined rows."""
-        spans = [span for number in range(len(self.members)) for span in self.spans(number)]
-        return torch.cat([torch.arange(start, end) for start, _, end in spans])
-
-
 def _members(joined: Batch, segments: Sequence[Segment], turn: int) -> tuple[int, list[int]] | None:
     """Number of the segment and trajectories of one group or pair; None if those of a segment are independent of each other."""
     size = segments[0].spec.unit_rows
@@ -218,22 +186,22 @@ def _members(joined: Batch, segments: Sequence[Segment], turn: int) -> tuple[int
     return int(joined["group"][members[0]]), members
 
 
-def token_texts(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+def token_texts(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
     """The text that each token adds. A token that ends inside a character adds nothing yet; the one that completes it adds the
     whole character. Joined they are the decoded text.
 
     >>> from runnel.llm.tokenize import CharTokenizer
     >>> t = CharTokenizer()
-    >>> token_texts(t.encode("añ"), t)
+    >>> token_texts(t.encode("añ"), t.decode)
     ['a', '', 'ñ']
     """
-    alone = {token: tokenizer.decode([token]) for token in set(ids)}
-    if "".join(pieces := [alone[token] for token in ids]) == tokenizer.decode(ids):
+    alone = {token: decode([token]) for token in set(ids)}
+    if "".join(pieces := [alone[token] for token in ids]) == decode(ids):
         return pieces  # most texts: no character is spread over several tokens
     out: list[str] = []
     start = read = 0
     for end in range(1, len(ids) + 1):
-        before, text = tokenizer.decode(ids[start:read]), tokenizer.decode(ids[start:end])
+        before, text = decode(ids[start:read]), decode(ids[start:end])
         if text.endswith(_LOST) and end < len(ids) and end - read < 8:
             out.append("")
             continue

@@ -18,6 +18,8 @@ WORLDS: dict[str, str] = {
     "frozenlake": "runnel.llm.worlds.frozenlake:FrozenLake",
     "guess": "runnel.llm.worlds.guess:Guess",
     "maze": "runnel.llm.worlds.maze:Maze",
+    "retry": "runnel.llm.worlds.retry:Retry",
+    "search": "runnel.llm.worlds.search:Search",
     "sokoban": "runnel.llm.worlds.sokoban:Sokoban",
     "twenty_questions": "runnel.llm.worlds.twenty_questions:TwentyQuestions",
     "wordle": "runnel.llm.worlds.wordle:Wordle",

@@ -50,7 +50,8 @@ def scalars(row: Row) -> dict[str, float]:
         flat.update(row.get("metrics", {}))
         timing = row.get("time", {})
         flat.update({f"time/{k}": v for k, v in timing.items() if not isinstance(v, dict) and k != "left_s"})
-        flat.update({f"time/{part}/{k}": v for part in ("stages", "idle", "ranks") for k, v in timing.get(part, {}).items()})
+        for part in ("stages", "idle", "ranks", "conversations"):
+            flat.update({f"time/{part}/{k}": v for k, v in timing.get(part, {}).items()})
         for stream, counts in row.get("streams", {}).items():
             flat.update(_counts(f"streams/{stream}", counts) if isinstance(counts, Mapping) else {})
     elif row.get("kind") == "eval":

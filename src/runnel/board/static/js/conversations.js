@@ -1,7 +1,8 @@
-// What a language model wrote: a group's completions side by side, each reward, tokens coloured by what the learner saw.
+// What a language model wrote: a group's completions side by side, tokens coloured by what the learner saw; conversations turn by turn.
 
 import { h, fill, short, whole, notice, choice } from "./dom.js";
 import { get, kept } from "./api.js";
+import { trainedTalk, playedTalk, said, countStates, endOf } from "./talk.js";
 
 const PAINT = [["none", "plain"], ["advantages", "advantage"], ["logprob", "log-probability"], ["mismatch", "mismatch"], ["versions", "version"], ["entropy", "entropy"]];
 const EXPLAIN = {
@@ -10,45 +11,71 @@ const EXPLAIN = {
   entropy: "the darker, the less certain the policy was",
 };
 
+const VIEWS = { groups: "as trained", conversations: "as played" };
+
 export class Conversations {
   constructor(id) {
-    Object.assign(this, { id, paint: kept.get("paint", "advantages"), number: null, drawn: "" });
+    Object.assign(this, { id, paint: kept.get("paint", "advantages"), view: null, number: null, drawn: "" });
     this.notes = h("div", {});
-    this.list = h("div", { class: "grouplist", role: "listbox", "aria-label": "groups" });
+    this.views = h("p", {});
+    this.list = h("div", { class: "grouplist", role: "listbox", "aria-label": "groups", onkeydown: (e) => this.step(e) });
     this.stage = h("div", { class: "group" });
-    this.element = h("div", {}, this.notes, h("div", { class: "talks" }, this.list, this.stage));
+    this.element = h("div", {}, this.notes, this.views, h("div", { class: "talks" }, this.list, this.stage));
   }
 
   async update(d) {
-    if (!d.has.groups) {
+    const there = Object.keys(VIEWS).filter((name) => d.has[name]);
+    if (!there.length) {
       fill(this.notes, h("p", { class: "soft" }, "No groups of completions were recorded. This run trains no language model, or it was started with ", h("code", {}, "--record.groups-every 0"), "."));
       return;
     }
+    if (!there.includes(this.view)) this.view = there[0];
+    fill(this.views, there.length > 1 ? choice("what to show", there.map((name) => [name, VIEWS[name]]), this.view, (name) => this.pick(name, d)) : null);
+    const { view } = this;
     try {
-      const found = await get("/api/groups", { run: this.id });
-      fill(this.notes, notice(found.num_problems ? [`${found.num_problems} lines of groups.jsonl are not readable; skipped.`] : []));
-      this.drawList(found.groups);
+      const found = await get(`/api/${view}`, { run: this.id });
+      if (view !== this.view) return; // another view was chosen meanwhile
+      fill(this.notes, notice(found.num_problems ? [`${found.num_problems} lines of ${view}.jsonl are not readable; skipped.`] : []));
+      this.drawList(found[view]);
     } catch (error) {
       fill(this.notes, notice([error.message], "bad"));
     }
   }
 
-  drawList(groups) {
-    const key = groups.map((g) => g.number).join();
+  pick(view, d) {
+    Object.assign(this, { view, number: null, drawn: "" });
+    fill(this.stage);
+    this.update(d);
+  }
+
+  drawList(found) {
+    const key = found.map((g) => g.number).join();
     if (key === this.drawn) return;
     this.drawn = key;
-    fill(this.list, groups.map((g) => h("button", { class: "talk", role: "option", "data-number": g.number, "aria-selected": String(g.number === this.number), onclick: () => this.open(g.number) },
-      h("b", {}, `version ${whole(g.version)}`), h("span", { class: "soft small" }, ` ${g.source}`), h("span", { class: "dots" }, g.rewards.slice(0, 16).map((r) => h("i", { title: short(r), style: { background: shade(r, g.rewards) } }))),
-      h("span", { class: "cut" }, g.prompt.trim().split("\n").at(-1)))));
-    if (groups.length && this.number === null) this.open(groups[0].number);
+    fill(this.list, found.map((g) => h("button", { class: "talk", role: "option", "data-number": g.number, "aria-selected": String(g.number === this.number), onclick: () => this.open(g.number) },
+      h("b", {}, `version ${whole(g.version)}`), this.view === "groups" ? groupFacts(g) : talkFacts(g), h("span", { class: "cut" }, g.prompt.trim().split("\n").at(-1)))));
+    if (found.length && this.number === null) this.open(found[0].number);
+  }
+
+  /** Arrow keys move through the list. */
+  step(event) {
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key], all = [...this.list.querySelectorAll(".talk")];
+    const next = all[all.indexOf(event.target) + by];
+    if (!by || !next) return;
+    event.preventDefault();
+    next.focus();
+    next.click();
   }
 
   async open(number) {
+    const { view } = this;
     this.number = number;
     this.list.querySelectorAll(".talk").forEach((b) => b.setAttribute("aria-selected", String(Number(b.dataset.number) === number)));
     try {
-      this.group = await get("/api/groups", { run: this.id, number });
-      this.draw();
+      const found = await get(`/api/${view}`, { run: this.id, number });
+      if (view !== this.view || number !== this.number) return; // a slow answer must not replace what was chosen later
+      this.group = found;
+      if (view === "groups") this.draw(); else fill(this.stage, playedTalk(found));
     } catch (error) {
       fill(this.stage, notice([error.message], "bad"));
     }
@@ -58,16 +85,25 @@ export class Conversations {
     const g = this.group, rows = g.rows ?? [];
     const has = PAINT.filter(([k]) => k === "none" || rows.some((r) => Array.isArray(r[k]) && r[k].some((v) => typeof v === "number")));
     const paint = has.some(([k]) => k === this.paint) ? this.paint : "none";
-    const scale = scaleOf(paint, rows);
+    const scale = scaleOf(paint, rows), states = countStates(rows), talks = rows.some((r) => Array.isArray(r.turns) && Array.isArray(r.messages));
     fill(this.stage,
-      h("p", { class: "soft small" }, `trained at version ${whole(g.version)}${g.source ? ` · ${g.source}` : ""}${g.task_id !== undefined && g.task_id !== null ? ` · task ${g.task_id}` : ""}`),
-      h("h3", {}, "Prompt"), prompt(g),
-      h("div", { class: "controls" }, "colour by ", choice("colour", has, paint, (k) => { this.paint = k; kept.set("paint", k); this.draw(); }), h("span", { class: "soft small" }, EXPLAIN[paint])),
-      h("div", { class: "completions" }, rows.map((row, i) => completion(row, i, paint, scale))));
+      h("p", { class: "soft small" }, `trained at version ${whole(g.version)}${g.source ? ` · ${g.source}` : ""}${g.task_id >= 0 ? ` · task ${g.task_id}` : ""}`),
+      h("h3", {}, "Prompt"), prompt(g, talks),
+      h("div", { class: "controls" }, "colour by ", choice("colour", has, paint, (k) => { this.paint = k; kept.set("paint", k); this.draw(); }), h("span", { class: "soft small" }, EXPLAIN[paint], talks ? h("span", {}, `${EXPLAIN[paint] ? "; " : ""}faint: read, not trained on`) : null)),
+      h("div", { class: talks ? "completions long" : "completions" }, rows.map((row, i) => (talks ? trainedTalk(row, i, { states, span: (j) => span(row.tokens[j], row, j, paint, scale) }) : completion(row, i, paint, scale)))));
   }
 }
 
-function prompt(g) {
+function groupFacts(g) {
+  return [h("span", { class: "soft small" }, ` ${g.source}`), h("span", { class: "dots" }, g.rewards.slice(0, 16).map((r) => h("i", { title: short(r), style: { background: shade(r, g.rewards) } })))];
+}
+
+function talkFacts(t) {
+  return h("span", { class: "soft small" }, ` return ${short(t.return)} · ${whole(t.turns)} turns${t.reason && t.reason !== "terminated" ? ` · ${endOf(t.reason)}` : ""}`);
+}
+
+function prompt(g, talks) {
+  if (talks && Array.isArray(g.messages)) return h("div", {}, g.messages.map((m) => said(String(m.role ?? ""), "", String(m.content ?? ""), h("pre", {}, String(m.content ?? "")))));
   if (Array.isArray(g.messages) && g.messages.length) {
     return h("div", {}, g.messages.map((m) => h("div", { class: `said ${m.role ?? ""}` }, h("span", { class: "soft small" }, m.role ?? ""), h("pre", {}, typeof m.content === "string" ? m.content : JSON.stringify(m.content)))));
   }

@@ -5,7 +5,7 @@ const SVG_TAGS = new Set(["svg", "path", "g", "rect", "line", "text", "circle", 
 
 /** An element: h("td", {class: "n", onclick: f}, "text", child, null). */
 export function h(tag, attributes = {}, ...children) {
-  const element = SVG_TAGS.has(tag) && tag !== "title" ? document.createElementNS(SVG, tag) : document.createElement(tag);
+  const element = SVG_TAGS.has(tag) ? document.createElementNS(SVG, tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);

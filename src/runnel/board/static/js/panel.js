@@ -9,6 +9,7 @@ const SECTIONS = [
   ["Score", (n) => LEADING.includes(n) || n.startsWith("eval/")],
   ["Losses", (n) => n.startsWith("loss")],
   ["Learning", (n) => !n.includes("/") || /^(kl|entropy|ppo|lr|advantage|grad|ratio|ess)/.test(n)],
+  ["Conversations", (n) => /^chat\/|^time\/conversations\//.test(n)],
   ["Staleness and mismatch", (n) => /^(staleness|mismatch|version_span)/.test(n)],
   ["Rewards and tokens", (n) => /^(reward|rewards|tokens|length|group)/.test(n)],
   ["Speed", (n) => /^time\/[^/]+$/.test(n)],
