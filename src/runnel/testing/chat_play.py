@@ -54,7 +54,7 @@ class Caller:
         """The value of a call; where there is none, the check of this conversation ends."""
         value, reason, seconds = self.ask(lane, fn, *args, **named)
         if reason.startswith("timeout"):
-            text = f"{what} did not answer ({reason}); a run gives up such a call after turns.step_timeout_s"
+            text = f"{what} did not answer ({reason}); a run gives up such a call after talk.step_timeout_s"
             raise self.report.stop(topic or what, text)
         if reason:
             raise self.report.stop(topic or what, f"{what} failed: {reason}")
