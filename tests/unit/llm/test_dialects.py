@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from chat_families import template
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,6 +159,7 @@ def test_calls_are_found(dialect: Dialect, text: str, expected: list[tuple[str, 
         (HERMES, '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', "NaN is no number of JSON"),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"x": "\\ud800"}}</tool_call>', "holds half of a character"),
         (HERMES, "<tool_call>" + "[" * 100_000, "nested too deeply"),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"x": ' + "[" * 80 + "]" * 80 + "}}</tool_call>", "nested too deeply"),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}</tool_call>", "no valid JSON"),
         (LLAMA, '{"name": "add", "parameters": {"a": 1}', "no valid JSON"),
         (LLAMA, '{"name": "add", "parameters": {"a": 1}} is the call', "nothing may follow a call"),
@@ -275,6 +277,26 @@ def test_the_dialect_is_the_one_that_the_template_writes(template: str, name: st
     assert found.told.startswith(
         f"{name}: the chat template {'writes no' if name == 'hermes' and not takes_tools else 'writes calls so'}"
     )
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "takes_tools", "tool_role"),
+    [
+        ("qwen2_5", "hermes", True, True),
+        ("qwen3", "hermes", True, True),
+        ("llama3_1", "llama", True, True),
+        ("gemma", "hermes", False, False),
+        ("gptoss", "hermes", False, False),
+        ("smollm2", "hermes", False, False),
+        ("mistral", "hermes", False, False),
+    ],
+)
+def test_the_dialects_of_published_templates(family: str, name: str, takes_tools: bool, tool_role: bool) -> None:
+    source = template(family)
+    if source is None:
+        pytest.skip(f"the template of {family} comes with the package trl")
+    found = dialect_for(source)
+    assert (found.name, found.takes_tools, found.tool_role) == (name, takes_tools, tool_role)
 
 
 def test_a_dialect_that_is_asked_for_is_taken() -> None:

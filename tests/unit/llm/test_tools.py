@@ -284,6 +284,8 @@ def test_failures_are_told_and_counted_by_kind() -> None:
     assert counts == {"tool_calls": 1, "tool_errors/unknown": 1}
     message, counts, _ = box.answer(make_call(0, "bad", {}), too_many(1))
     assert counts == {"tool_calls": 1, "tool_errors/too_many": 1}
+    endless = make_call(0, "x" * 10**6, {})
+    assert len(box.answer(endless, box.target(endless)())[0]["name"]) == 128
     messages, counts = box.unreadable([{"kind": "not_json", "text": "no JSON"}, {"kind": "not_json", "text": "x" * 200}])
     assert counts == {"tool_calls": 2, "tool_errors/not_json": 2, "tool_cut": 1}
     assert [m["content"][:14] for m in messages] == ["Error: no JSON", "Error: xxxxxxx"]
@@ -389,11 +391,17 @@ def test_opened_tools_are_closed_once() -> None:
         def close(self) -> None:
             closed.append("held")
 
-    box = Toolbox([tool(Held)], max_chars=100)
+    class Fails(Held):
+        def close(self) -> None:
+            raise OSError("cannot close")
+
+    box = Toolbox([tool(Held), tool(Fails)], max_chars=100)
     box.close()
     assert closed == []  # it was never opened
     said(box, "held", {})
-    box.close()
+    said(box, "fails", {})
+    with pytest.raises(OSError, match="cannot close"):
+        box.close()
     box.close()
     assert closed == ["held"]
 
@@ -551,8 +559,8 @@ def untyped(x):
 def test_tools_are_loaded_by_name(tmp_path: Path) -> None:
     file = tmp_path / "own_tools.py"
     file.write_text(OWN)
-    found = load_tools(["calculator", f"{file}:double", f"{file}:Memory", f"{file}:several"])
-    assert [t.name for t in found] == ["calculator", "double", "memory", "halve", "twice"]
+    found = load_tools(["calculator", f"{file}:double", f"{file}:Memory", f"{file}:several", plain])
+    assert [t.name for t in found] == ["calculator", "double", "memory", "halve", "twice", "plain"]
     assert [answer(found[0], {"expression": "12 * 12"})[0], answer(found[4], {"x": 4})[0]] == ["144", "8"]
     with pytest.raises(ConfigError, match=r"tools = 'calc': is no built-in tool; choose from calculator, python"):
         load_tools(["calc"])

@@ -20,6 +20,8 @@ from runnel.core.state import State
 
 MAX_CALLS = 64
 """Calls that are read in one message. What comes after them is one failure, so that no text takes long to read."""
+MAX_DEPTH = 64
+"""Levels of lists and objects in a call."""
 NOT_JSON = "not_json"
 _SHOWN = 120
 
@@ -167,6 +169,8 @@ def _decode(text: str, start: int, form: str) -> tuple[object, int]:
         # \ud800 is valid in JSON, but half a character: no text could hold it
         if "\\u" in text[start:end] and _HALF.search(json.dumps(value, ensure_ascii=False)):
             raise ValueError("it holds half of a character")
+        if _is_deep(value):
+            raise RecursionError
     except json.JSONDecodeError as error:
         where = f"at character {error.pos - start + 1}"
         raise _NoCall(f"a call is no valid JSON: {error.msg} {where} of it; write {form}") from error
@@ -174,6 +178,17 @@ def _decode(text: str, start: int, form: str) -> tuple[object, int]:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else _cut(str(error))
         raise _NoCall(f"a call is no valid JSON: {why}; write {form}") from error
     return value, end
+
+
+def _is_deep(value: object) -> bool:
+    """Whether lists and objects in a value are nested so deep that whoever writes it as JSON again may run out of stack."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, (dict, list))]
+        if not inner:
+            return False
+        level = [item for items in inner for item in items]
+    return True
 
 
 def _end_of(match: re.Match[str] | None) -> int:

@@ -13,10 +13,12 @@ import json
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, get_args, overload
 
 from runnel.core.calls.pool import CallOutcome
+from runnel.core.checks import name_of
 from runnel.core.contracts.chat import (
     TOOL_CALLS,
     TOOL_ERRORS,
@@ -41,6 +43,7 @@ TOOL_CUT = "tool_cut"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _OF_ENVIRONMENTS = {"reset", "step", "tools", "tasks", "script", "get_state", "set_state", "close", "render"}
 """Methods that an environment has for others than the model."""
+_LONGEST_NAME = 128
 _SHORTEST = 64
 """Characters that a result must be allowed, so that the mark in its middle fits."""
 
@@ -295,8 +298,9 @@ class Toolbox:
         with self._lock:
             opened, self._opened = self._opened, {}
             self._num_closed += 1
-        for t in opened.values():
-            t.close()
+        with ExitStack() as closing:  # one that fails keeps none of the others open
+            for t in opened.values():
+                closing.callback(t.close)
 
     def _open(self, found: Tool) -> OpenTool:
         with self._lock:
@@ -406,7 +410,7 @@ def _content(turn: Turn) -> str:
 
 
 def _name_of(call: Message) -> str:
-    return str(call["function"]["name"])
+    return str(call["function"]["name"])[:_LONGEST_NAME]  # a model may write a megabyte there
 
 
 def _same(failure: ToolFailure) -> ToolFailure:
@@ -425,14 +429,17 @@ BUILT_IN: dict[str, str] = {
 """Tools that a name stands for, and where each is made."""
 
 
-def load_tools(names: Iterable[str]) -> list[Tool]:
-    """Tools by name: built-in ones, and users' own as `file.py:name` or `module:name`.
+def load_tools(names: Iterable[Any]) -> list[Tool]:
+    """Tools by name: built-in ones, and users' own as `file.py:name` or `module:name` (or the object itself).
 
     A user's name may mean a tool, a typed function, a class with a method `call`, a list of these, or a function without
     parameters that says (`-> Tool`, `-> list[Tool]`) that it makes them.
     """
     found: list[Tool] = []
     for name in names:
+        if not isinstance(name, str):
+            found += _tools_in(name, name_of(name))
+            continue
         if name not in BUILT_IN and not is_reference(name):
             fix = f"is no built-in tool; choose from {', '.join(BUILT_IN)}, or write file.py:name"
             raise ConfigError("tools", name, fix)
