@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from runnel.core.contracts.chat import TOOL_CALLS, TOOL_ERRORS, ChatGame, Message
 from runnel.core.state import Settings, State
-from runnel.llm.chat.rows import Rows
+from runnel.llm.chat.rows import Said
 from runnel.llm.chat.tools import Toolbox
 
 Stage = Literal["idle", "ready", "asked", "tools", "spoke", "over"]
@@ -18,13 +18,13 @@ Reason = Literal["", "terminated", "environment", "turns", "context", "time"]
 
 
 @dataclass(eq=False)
-class Side:
+class Speaker:
     """One agent of a conversation."""
 
     agent: str
     toolbox: Toolbox
     stage: Stage = "idle"
-    said: Rows = field(default_factory=Rows)
+    said: Said = field(default_factory=Said)
     messages: list[Message] = field(default_factory=list)
     """All messages that it heard and said."""
     key: int = 0
@@ -86,7 +86,7 @@ class Side:
         }
 
     def restore(self, data: State) -> None:
-        self.stage, self.said = data["stage"], Rows.restored(data["said"])
+        self.stage, self.said = data["stage"], Said.restored(data["said"])
         self.messages, self.key, self.ticket = [dict(m) for m in data["messages"]], data["key"], data["ticket"]
         self.results = list(self.messages[len(self.messages) - data["results"] :])
         self.reason, self.early = data["reason"], dict(data["early"])
@@ -102,7 +102,7 @@ class Conversation:
     seed: int
     names: tuple[int | str, ...]
     game: ChatGame
-    sides: dict[str, Side]
+    sides: dict[str, Speaker]
     version: int = -1
     """The exact version that must make its replies; -1: any."""
     affinity: int = -1
@@ -139,7 +139,7 @@ class Conversation:
         """Those of the engine."""
         return [side.ticket for side in self.sides.values() if side.stage == "asked" and side.ticket is not None]
 
-    def speakers(self) -> list[Side]:
+    def speakers(self) -> list[Speaker]:
         """Agents that have spoken and wait for the environment, where all whose turn it was have spoken."""
         if any(side.stage in ("ready", "asked", "tools") for side in self.sides.values()):
             return []

@@ -14,7 +14,7 @@ from runnel.core.records import Batch, Slot
 from runnel.core.rng import make_seed
 from runnel.llm.chat.games import AGENT, checked_turns, close_game, own, tools_of_game
 from runnel.llm.chat.prompts import PromptMaker
-from runnel.llm.chat.rows import Row, Rows
+from runnel.llm.chat.rows import TokenRow, Said
 from runnel.llm.chat.task import SEED, ChatTask
 from runnel.llm.chat.tools import Toolbox
 from runnel.llm.sampling.demos import MAX_SKIPPED, ExampleSampler
@@ -33,9 +33,9 @@ class Script:
             raise ConfigError("chat", name_of(owner), fix)
         self._prompts = PromptMaker(tokenizer, task.talk)
 
-    def play(self, example: Example, number: int = 0) -> tuple[Row, float]:
+    def play(self, example: Example, number: int = 0) -> tuple[TokenRow, float]:
         """The row of one play, and what it earned."""
-        game, said, messages = self._task.game(example), Rows(), list[Message]()
+        game, said, messages = self._task.game(example), Said(), list[Message]()
         toolbox = Toolbox([*tools_of_game(game), *self._task.tools], max_chars=self._task.talk.tool_chars)
         given, total = example.columns.get(SEED), 0.0
         seed = int(given) if isinstance(given, int) else make_seed(self._seed, "script", number)
@@ -92,14 +92,14 @@ class ChatDemoSampler(ExampleSampler):
             start = end
         return start
 
-    def _rows(self, room: int, num: int) -> Iterator[Row]:
+    def _rows(self, room: int, num: int) -> Iterator[TokenRow]:
         """The next plays that fit."""
         for left in range(num, 0, -1):
             row = self._next(min(self._max_length, room - 2 * (left - 1)))
             room -= len(row.tokens)
             yield row
 
-    def _next(self, room: int) -> Row:
+    def _next(self, room: int) -> TokenRow:
         for _ in range(MAX_SKIPPED):
             self._num += 1
             row, _ = self._script.play(self._source.next().data["example"], self._num)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from runnel.core.records import Batch
-from runnel.llm.chat.conversation import Conversation, Side
+from runnel.llm.chat.conversation import Conversation, Speaker
 from runnel.llm.rewards.judging import scalar
 from runnel.llm.sampling.groups import CompletionGroup
 
@@ -41,7 +41,7 @@ class ChatGroup(CompletionGroup):
     def unjudged(self) -> bool:
         return False  # the sampler looks at groups that run
 
-    def sides(self) -> Iterator[Side]:
+    def sides(self) -> Iterator[Speaker]:
         """Its trajectories, in the order of the segment's rows."""
         for conversation in self.conversations:
             for agent in self.trained:

@@ -21,7 +21,7 @@ from runnel.core.records import Batch
 from runnel.core.rng import content_id, make_seed
 from runnel.core.state import State
 from runnel.core.worker import progressed
-from runnel.llm.chat.conversation import Conversation, Reason, Side
+from runnel.llm.chat.conversation import Conversation, Reason, Speaker
 from runnel.llm.chat.games import (
     checked_turns,
     close_game,
@@ -69,7 +69,7 @@ class ChatPlayer:
         self._sampling, self._blocking = sampling or SamplingConfig(), blocking
         self._clock = clock or WallClock()
         self._calls = CallPool(_specs(task), ordered=False, clock=self._clock)
-        self._open: dict[int, tuple[Conversation, Side | None, Message]] = {}
+        self._open: dict[int, tuple[Conversation, Speaker | None, Message]] = {}
         """By the ticket of a call: its conversation, and for a call of a tool the agent and the call."""
         self._events: list[State] = []
 
@@ -105,7 +105,7 @@ class ChatPlayer:
 
     def _made(self, conversation: Conversation) -> Conversation:
         game = conversation.game
-        conversation.sides = {agent: Side(agent, self._toolbox(game)) for agent in game.agents}
+        conversation.sides = {agent: Speaker(agent, self._toolbox(game)) for agent in game.agents}
         return conversation
 
     def _toolbox(self, game: ChatGame) -> Toolbox:
@@ -186,7 +186,7 @@ class ChatPlayer:
                     side.stage, side.asked_at, asked = "asked", self._clock.now(), asked + 1
         return asked
 
-    def _request(self, conversation: Conversation, side: Side, place: int) -> Batch:
+    def _request(self, conversation: Conversation, side: Speaker, place: int) -> Batch:
         prompt, turn = side.said.last, len(side.said.turns)
         seed = make_seed(self._seed, "sample", *conversation.names, place, turn, conversation.attempt)
         room = min(self._max_tokens, self._max_context - len(prompt))
@@ -213,7 +213,7 @@ class ChatPlayer:
                         self._replied(conversation, side, reply.rows)
         return taken
 
-    def _replied(self, conversation: Conversation, side: Side, reply: Batch) -> None:
+    def _replied(self, conversation: Conversation, side: Speaker, reply: Batch) -> None:
         """An agent has spoken: its calls of tools are answered, or the environment hears it."""
         side.said.reply(reply, key=side.key, engine_s=self._clock.now() - side.asked_at)
         if side.early:
@@ -230,7 +230,7 @@ class ChatPlayer:
             self._tell_environment(conversation)
 
     # ----------------------------------------------------------------------------------------------------------- tools
-    def _use_tools(self, conversation: Conversation, side: Side) -> None:
+    def _use_tools(self, conversation: Conversation, side: Speaker) -> None:
         """Answer the calls of an agent's newest message, one after another; the first that must be waited for ends this."""
         message = side.spoken
         calls = message.get("tool_calls", ())
@@ -249,7 +249,7 @@ class ChatPlayer:
             side.said.turns[-1].earn({}, counts)
             self._prepare(conversation, side, side.results, "")
 
-    def _answer(self, conversation: Conversation, side: Side, call: Message, outcome: object) -> None:
+    def _answer(self, conversation: Conversation, side: Speaker, call: Message, outcome: object) -> None:
         """Put the result of a call, or why there is none, into the conversation."""
         message, counts, turn = side.toolbox.answer(call, outcome)
         side.results.append(message)
@@ -338,7 +338,7 @@ class ChatPlayer:
             self._fail(conversation, f"environment_failed: the conversation was over before {silent[0]} had spoken")
             conversation.hopeless = True
 
-    def _told(self, conversation: Conversation, side: Side, turn: Turn) -> None:
+    def _told(self, conversation: Conversation, side: Speaker, turn: Turn) -> None:
         """An agent gets new messages, what it earned, and perhaps the end."""
         if side.stage == "over":
             return
@@ -354,7 +354,7 @@ class ChatPlayer:
         else:
             self._prepare(conversation, side, turn.messages, turn.key)
 
-    def _prepare(self, conversation: Conversation, side: Side, new: Sequence[Message], key: str) -> None:
+    def _prepare(self, conversation: Conversation, side: Speaker, new: Sequence[Message], key: str) -> None:
         """Make an agent's next prompt, unless a limit of the run ends the conversation here."""
         limit = self._limit(conversation, side)
         if not limit:
@@ -375,7 +375,7 @@ class ChatPlayer:
                 return
         self._end(conversation, limit)
 
-    def _limit(self, conversation: Conversation, side: Side) -> Reason:
+    def _limit(self, conversation: Conversation, side: Speaker) -> Reason:
         if len(side.said.turns) >= conversation.max_turns:
             return "turns"
         late = self._clock.now() - conversation.began
@@ -479,7 +479,7 @@ class ChatPlayer:
                 self._settle(outcome)
             progressed()
 
-    def _replay_tool(self, side: Side, call: Message) -> str:
+    def _replay_tool(self, side: Speaker, call: Message) -> str:
         """The text that a call gives when it is made again."""
         ticket = self._calls.submit(f"talk.tool/{side.toolbox.lane(call)}", side.toolbox.target(call))
         return str(side.toolbox.answer(call, self._outcome(ticket))[0]["content"])

@@ -9,7 +9,7 @@ from runnel.core.contracts.chat import Message
 from runnel.core.state import State
 from runnel.llm.chat.config import DialectName, TalkConfig
 from runnel.llm.chat.dialects import DIALECTS, Dialect, dialect_for, results
-from runnel.llm.chat.rows import Rows
+from runnel.llm.chat.rows import Said
 from runnel.llm.tokenize import HFTokenizer, Tokenizer, messages_of, strip_end
 
 
@@ -21,7 +21,7 @@ class PromptMaker:
         self.tokenizer, self.dialect = tokenizer, make_dialect(tokenizer, talk.dialect)
         self._keep = talk.history == "keep"
 
-    def prompt(self, said: Rows, messages: Sequence[Message], new: Sequence[Message], schemas: Sequence[State]) -> list[int]:
+    def prompt(self, said: Said, messages: Sequence[Message], new: Sequence[Message], schemas: Sequence[State]) -> list[int]:
         """The next prompt: `messages` are all there are, `new` those since the last reply."""
         tools = schemas if self.dialect.takes_tools else ()
         if said.rows and self._keep:

@@ -27,7 +27,7 @@ PER_TOKEN: Mapping[str, tuple[torch.dtype, float]] = {
 
 
 @dataclass
-class Row:
+class TokenRow:
     """One training row: the prompt that it began with, then replies and what was heard between them."""
 
     prompt_length: int
@@ -35,10 +35,10 @@ class Row:
     fields: dict[str, list[Any]]
 
     @staticmethod
-    def of(prompt: Sequence[int]) -> Row:
+    def of(prompt: Sequence[int]) -> TokenRow:
         """A row that holds only its prompt."""
         fields = {name: [value] * len(prompt) for name, (_, value) in PER_TOKEN.items()}
-        return Row(len(prompt), list(prompt), fields)
+        return TokenRow(len(prompt), list(prompt), fields)
 
     def hear(self, tokens: Sequence[int]) -> None:
         """Append tokens that no policy made."""
@@ -64,9 +64,9 @@ class Row:
         return {"prompt_length": self.prompt_length, **self.tensors()}
 
     @staticmethod
-    def restored(data: State) -> Row:
+    def restored(data: State) -> TokenRow:
         fields = {name: data[name].tolist() for name in PER_TOKEN}
-        return Row(int(data["prompt_length"]), data["tokens"].tolist(), fields)
+        return TokenRow(int(data["prompt_length"]), data["tokens"].tolist(), fields)
 
 
 @dataclass
@@ -94,10 +94,10 @@ class TurnRecord:
 
 
 @dataclass
-class Rows:
+class Said:
     """The rows and turns of one agent in one conversation, in the order in which they came to be."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TokenRow] = field(default_factory=list)
     turns: list[TurnRecord] = field(default_factory=list)
 
     @property
@@ -121,7 +121,7 @@ class Rows:
         if known and list(prompt[: len(known)]) == known:
             self.rows[-1].hear(prompt[len(known) :])
         else:
-            self.rows.append(Row.of(prompt))
+            self.rows.append(TokenRow.of(prompt))
 
     def reply(self, reply: Batch, *, key: int, engine_s: float) -> None:
         """The engine's reply to the prompt."""
@@ -137,5 +137,5 @@ class Rows:
         return {"rows": [row.data() for row in self.rows], "turns": turns}
 
     @staticmethod
-    def restored(data: State) -> Rows:
-        return Rows([Row.restored(row) for row in data["rows"]], [TurnRecord(**turn) for turn in data["turns"]])
+    def restored(data: State) -> Said:
+        return Said([TokenRow.restored(row) for row in data["rows"]], [TurnRecord(**turn) for turn in data["turns"]])

@@ -14,7 +14,7 @@ from runnel.core.contracts.samples import SampleWriter
 from runnel.core.records import Slot
 from runnel.core.rng import make_seed
 from runnel.core.state import State
-from runnel.llm.chat.conversation import Conversation, Side
+from runnel.llm.chat.conversation import Conversation, Speaker
 from runnel.llm.chat.groups import ChatGroup, fill_conversations
 from runnel.llm.chat.player import ChatPlayer
 from runnel.llm.chat.task import SEED, TASK, ChatTask
@@ -216,7 +216,7 @@ class ChatSampler(PromptSampler):
         super().close()
 
 
-def episode(side: Side, total: float) -> State:
+def episode(side: Speaker, total: float) -> State:
     """What is counted of a trajectory."""
     turns, versions = side.said.turns, [v for row in side.said.rows for v in row.fields["policy_version"]]
     return {
@@ -235,7 +235,7 @@ def episode(side: Side, total: float) -> State:
     }
 
 
-def told(group: ChatGroup, side: Side, total: float) -> State:
+def told(group: ChatGroup, side: Speaker, total: float) -> State:
     """A conversation for people to read."""
     turns = [
         {
