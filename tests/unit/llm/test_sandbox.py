@@ -54,6 +54,11 @@ def test_good_code_runs():
     assert run_python(f"s = {big!r}\nprint(len(s))", config=QUICK).stdout == "300000\n"
 
 
+def test_texts_hash_alike_in_each_run():
+    """Else the same code prints sets in another order, and is rewarded differently."""
+    assert len({run_python("print(hash('a'), {*'abcdefgh'})", config=QUICK).stdout for _ in range(3)}) == 1
+
+
 def test_errors_and_exit_codes_come_back():
     result = run_python("1 / 0", config=QUICK)
     assert (result.status, result.exit_code) == ("failed", 1)

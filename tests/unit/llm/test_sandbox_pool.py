@@ -126,6 +126,15 @@ def test_a_pool_whose_process_was_killed_starts_it_again():
             assert other.run("2").value == "2"
 
 
+def test_signals_of_schedulers_leave_sessions_to_the_run():
+    with SessionPool(LIMITS, warm=0) as pool, pool.take() as session:
+        session.run("x = 3")
+        os.killpg(pool._zygote._process.pid, signal.SIGTERM)
+        assert session.run("x").value == "3"
+        with pool.take() as other:
+            assert other.run("1").value == "1"
+
+
 def test_settings_are_used_or_refused():
     for name, value in (("wall_s", 0.0), ("cpu_s", 0), ("memory_mb", 1), ("output_kb", 0), ("threads", 0)):
         with pytest.raises(ConfigError, match=f"sandbox.{name}"):

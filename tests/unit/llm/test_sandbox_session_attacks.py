@@ -92,7 +92,7 @@ def test_an_interpreter_that_reads_no_more_holds_nobody_up(session):
 def test_the_protocol_that_code_finds_by_gc_is_its_own(session):
     code = """
 import gc, os
-loops = [o for o in gc.get_objects() if type(o).__name__ == "Loop"]
+loops = [o for o in gc.get_objects() if type(o).__name__ == "CallLoop"]
 import sys
 found = sys._getframe(2).f_locals.get("self") or loops[0]
 os.close(found._said)
@@ -131,9 +131,9 @@ def test_each_session_is_a_user_of_its_own(pool):
         assert a.run("import os\nos.getuid()").value != b.run("import os\nos.getuid()").value
 
 
-@pytest.mark.parametrize("without", [(), ("namespaces",)])
+@pytest.mark.parametrize("without", [(), ("namespaces",), ("namespaces", "user")])
 def test_sessions_cannot_trace_or_signal_each_other(without):
-    """By the numbers that processes have outside: without namespaces both see them."""
+    """By the numbers that processes have outside: without namespaces both see them; at last both are the same user too."""
     limits = SessionConfig(allow_weaker=bool(without))
     trace = """
 import ctypes, os, signal

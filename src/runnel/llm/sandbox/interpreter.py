@@ -10,7 +10,6 @@ import json
 import os
 import select
 import socket
-import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from runnel.core.process import ChildProgram
 from runnel.core.state import State
 from runnel.llm.sandbox import plain
 from runnel.llm.sandbox.folder import sandbox_folder
-from runnel.llm.sandbox.run import ENVIRONMENT, FLOOD, GONE_S, PROGRAM, START_S, compiled, held
+from runnel.llm.sandbox.run import ENVIRONMENT, FLOOD, GONE_S, PROGRAM, PYTHON, START_S, compiled, held
 
 MODULES = ("confine", "mounts", "plain", "child", "loop", "zygote")
 """Modules of the child, each after those that it imports."""
@@ -48,14 +47,13 @@ class Zygote:
         parts = {name: compiled(name) for name in MODULES}
         asked = held(order)
         self._process = ChildProgram(
-            [sys.executable, "-s", "-P", "-S", "-B", "-c", PROGRAM, ",".join(f"{n}={fd}" for n, fd in parts.items()),
-             str(asked), str(theirs.fileno())],
+            [*PYTHON, PROGRAM, ",".join(f"{n}={fd}" for n, fd in parts.items()), str(asked), str(theirs.fileno())],
             pass_fds=(*parts.values(), asked, theirs.fileno()),
             env=ENVIRONMENT,
             stdout=self._said,
             stderr=self._said,
             new_session=True,
-        )  # fmt: skip
+        )
         os.close(asked)
         theirs.close()
 

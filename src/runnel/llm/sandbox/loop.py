@@ -61,7 +61,7 @@ class Printed(io.RawIOBase):
         return size
 
 
-class Loop:
+class CallLoop:
     """Serves calls over two pipes. All calls share the names of one module."""
 
     def __init__(self, asked_fd: int, said_fd: int, *, most: int, hidden: list[str]) -> None:
@@ -150,7 +150,9 @@ class Loop:
 
     def _run(self, code: str, name: str) -> list[str]:
         try:
-            return ["ok", self._execute(code, name)[: self._most], ""]
+            value = self._execute(code, name)
+            cut = f"the value has {len(value)} characters; the first {self._most} are shown" if len(value) > self._most else ""
+            return ["output" if cut else "ok", value[: self._most], cut]
         except SystemExit as stop:
             good = stop.code in (None, 0)
             return ["ok", "", ""] if good else ["failed", "", f"SystemExit: {stop.code}"[:SHORT]]

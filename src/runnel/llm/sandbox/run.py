@@ -39,6 +39,8 @@ for part in sys.argv[1].split(","):
 sys.modules[name].main(*map(int, sys.argv[2:]))"""
 """The child's first lines: they load modules, and call `main` of the last one. The modules are compiled already: compiling them
 would take half of the start."""
+PYTHON = (sys.executable, "-s", "-P", "-S", "-B", "-c")
+"""Not `-I`: it would ignore `ENVIRONMENT`, and so hash texts differently in each run."""
 ALONE = ("confine", "mounts", "child")
 TESTED = ("confine", "mounts", "plain", "remote", "link", "check", "child")
 """Modules of the child, each after those that it imports."""
@@ -172,7 +174,7 @@ class _Watch:
         told = (asked, said, tests, living)
         modules = ",".join(f"{name}={fd}" for name, fd in parts.items())
         self.process = ChildProgram(
-            [sys.executable, "-I", "-S", "-B", "-c", PROGRAM, modules, *map(str, told)],
+            [*PYTHON, PROGRAM, modules, *map(str, told)],
             pass_fds=(*parts.values(), *told),
             env={**ENVIRONMENT, "HOME": folder, "TMPDIR": folder},
             cwd=folder,

@@ -69,7 +69,8 @@ class SessionResult:
     """What came of a call."""
 
     status: SessionStatus
-    """`failed`: the code raised; `timeout`, `output`, `memory`: a limit; `died`: the interpreter has ended."""
+    """`failed`: the code raised; `timeout`, `output` (it printed, or its value is, too much) and `memory`: a limit; `died`: the
+    interpreter has ended."""
     stdout: str = ""
     """What was printed on both streams, in order."""
     value: str = ""
@@ -133,7 +134,7 @@ class SandboxSession:
         # the code can have forged all of it, within the bounds of `Exchanged`
         value, error = (_clean(text, self._config.output_kb << 10) for text in answer[1:])
         words = {"timeout": f"the call was interrupted after {limit_s:g} s", "output": self._printed_more()}
-        return SessionResult(cast(SessionStatus, answer[0]), printed, value, words.get(answer[0], error))
+        return SessionResult(cast(SessionStatus, answer[0]), printed, value, error or words.get(answer[0], ""))
 
     def _printed_more(self) -> str:
         return f"the call was interrupted: it printed more than {self._config.output_kb} KB"

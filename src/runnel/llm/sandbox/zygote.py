@@ -16,10 +16,13 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal as _signal
     from typing import Any
 
     from runnel.llm.sandbox import child, confine, loop
 else:
+    import _signal
+
     import child
     import confine
     import loop
@@ -31,6 +34,9 @@ LOOK_S = 1.0
 def main(order_fd: int, control_fd: int) -> None:
     """Fork interpreters until the parent closes its end of the socket, or ends."""
     order, own = child.read_literal(order_fd), os.getpid()
+    _signal.signal(
+        _signal.SIGTERM, _signal.SIG_IGN
+    )  # schedulers send it to all processes; the parent decides when this one ends
     sys.path[:] = order["path"]
     for name in (*loop.AHEAD, *order["preload"]):
         __import__(name)
@@ -119,5 +125,5 @@ def third(config: dict[str, Any], took: dict[str, str], status_fd: int, asked_fd
     if problems and config["strict"]:
         os._exit(child.REFUSED)
     hidden = [f"{path}/" for path in (config["folder"], *config["path"], *config["prefixes"])]
-    loop.Loop(asked_fd, said_fd, most=config["most"], hidden=hidden).serve()
+    loop.CallLoop(asked_fd, said_fd, most=config["most"], hidden=hidden).serve()
     os._exit(0)

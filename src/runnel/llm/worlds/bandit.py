@@ -78,7 +78,7 @@ class Bandit(World):
         return Turn((), {"right": float(letter == self.right(room))}, terminated=True)
 
     def script(self) -> str:
-        """The luckiest letter, which nobody can know, and then the right one. Who imitates it learns to begin with any letter."""
+        """The luckiest letter, which no player can know, then the right one. Who imitates it begins with any letter."""
         task, seed = self.now["task"], self.now["seed"]
         if self.now["turns"]:
             return self.right(task["room"])
