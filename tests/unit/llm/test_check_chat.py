@@ -14,6 +14,7 @@ from runnel.core.contracts.chat import Tool, Turn
 from runnel.core.errors import ConfigError
 from runnel.llm.chat.dialects import make_call
 from runnel.llm.chat.tools import tool, tools_of
+from runnel.llm.worlds import WORLDS
 from runnel.testing.chat import check_chat
 from runnel.testing.chat_play import ChatReport, not_plain
 
@@ -132,6 +133,13 @@ def test_other_kinds_of_environments_pass(env: Any) -> None:
     report = found(env)
     assert report == [], report
     assert report.warnings == []
+
+
+@pytest.mark.parametrize("world", sorted(WORLDS))
+def test_built_in_worlds_pass(world: str) -> None:
+    report = check_chat(world, episodes=2)
+    assert report == [], report
+    assert report.warnings == [], report
 
 
 DRAWN = random.Random(0)

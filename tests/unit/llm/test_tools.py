@@ -562,7 +562,13 @@ def test_tools_are_loaded_by_name(tmp_path: Path) -> None:
     found = load_tools(["calculator", f"{file}:double", f"{file}:Memory", f"{file}:several", plain])
     assert [t.name for t in found] == ["calculator", "double", "memory", "halve", "twice", "plain"]
     assert [answer(found[0], {"expression": "12 * 12"})[0], answer(found[4], {"x": 4})[0]] == ["144", "8"]
-    with pytest.raises(ConfigError, match=r"tools = 'calc': is no built-in tool; choose from calculator, python"):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "ulm.txt").write_text("Ulm has a very high tower.")
+    (search,) = load_tools([f"search:{tmp_path / 'texts'}"])
+    assert "very high tower" in answer(search, {"query": "tower"})[0]
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_tools(["search:nowhere"])
+    with pytest.raises(ConfigError, match=r"tools = 'calc': is no built-in tool; choose from calculator, python, search:PATH"):
         load_tools(["calc"])
     with pytest.raises(ConfigError, match="the parameter 'x' has no type"):
         load_tools([f"{file}:untyped"])

@@ -427,10 +427,13 @@ BUILT_IN: dict[str, str] = {
     "python": "runnel.llm.sandbox.tool:python_tool",
 }
 """Tools that a name stands for, and where each is made."""
+SEARCH = "search:"
+"""Before the path of a corpus: the tool `search` over it."""
 
 
 def load_tools(names: Iterable[Any]) -> list[Tool]:
-    """Tools by name: built-in ones, and users' own as `file.py:name` or `module:name` (or the object itself).
+    """Tools by name: built-in ones, `search:PATH` over a corpus, and users' own as `file.py:name` or `module:name` (or the
+    object itself).
 
     A user's name may mean a tool, a typed function, a class with a method `call`, a list of these, or a function without
     parameters that says (`-> Tool`, `-> list[Tool]`) that it makes them.
@@ -440,13 +443,22 @@ def load_tools(names: Iterable[Any]) -> list[Tool]:
         if not isinstance(name, str):
             found += _tools_in(name, name_of(name))
             continue
+        if name.startswith(SEARCH):
+            found.append(_search(name.removeprefix(SEARCH)))
+            continue
         if name not in BUILT_IN and not is_reference(name):
-            fix = f"is no built-in tool; choose from {', '.join(BUILT_IN)}, or write file.py:name"
+            fix = f"is no built-in tool; choose from {', '.join(BUILT_IN)}, {SEARCH}PATH, or write file.py:name"
             raise ConfigError("tools", name, fix)
         found += _tools_in(load_object(BUILT_IN.get(name, name), "tools"), name)
     if twice := [t.name for t in found if [o.name for o in found].count(t.name) > 1]:
         raise ConfigError("tools", twice[0], "two tools have this name; leave one out, or give it another: tool(..., name=...)")
     return found
+
+
+def _search(path: str) -> Tool:
+    corpus = load_object("runnel.llm.worlds.corpus:Corpus", "tools").read(path)
+    made: Tool = load_object("runnel.llm.worlds.corpus:search_tool", "tools")(corpus)
+    return made
 
 
 def _tools_in(made: Any, target: str) -> list[Tool]:
