@@ -89,6 +89,23 @@ def test_the_report_of_a_run_has_them_as_html_and_csv_and_markdown(tmp_path: Pat
     assert "| 2 | 2 | 1 | 1.5 | 2 | 1 | 1.5 |" in text
 
 
+def test_the_report_shows_the_first_and_the_last_conversations(tmp_path: Path) -> None:
+    run = made_run(tmp_path, 1.0)
+    call = {"function": {"name": "add", "arguments": {"a": "</pre><b>"}}}
+    turns = [{"rewards": {"win": 0.25}, "duration_s": 0.5, "engine_s": 75.0}]
+    for number in range(9):
+        said = [{"role": "assistant", "content": f"I am {number}.", "turn": 0, "tool_calls": [call]}, "broken"]
+        said += [{"role": "tool", "name": "add", "content": "x" * 2100, "turn": 7}]
+        row = {"messages": said, "turns": turns, "return": 0.25, "reason": "turns", "version": number}
+        with run.conversations.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    page = write_report([run.path]).read_text()
+    assert [number for number in range(9) if f"I am {number}." in page] == [0, 1, 2, 6, 7, 8]
+    assert "assistant · turn 1 · win 0.25 · 1:15 in the engine · 0.5 s in the environment" in page
+    assert "add({&quot;a&quot;: &quot;&lt;/pre&gt;&lt;b&gt;&quot;})" in page
+    assert "(100 more characters)" in page
+
+
 def test_a_run_without_conversations_says_nothing_of_them(tmp_path: Path) -> None:
     run = made_run(tmp_path, 1.0)
     assert conversation_tables(load_history(run.path)) == []
