@@ -61,6 +61,7 @@ ALGORITHMS = {
     "ppo": lambda: TokenPPO(TokenPPOConfig(kl_coef=0.1, kl_in="reward"), **BOTH),
     "gigpo": lambda: GiGPO(GiGPOConfig(kl_coef=0.1, kl_in="reward"), **BOTH),
     "turn_ppo": lambda: TurnPPO(TurnPPOConfig(kl_coef=0.1, kl_in="reward"), **BOTH),
+    "turn_ppo, raw": lambda: TurnPPO(TurnPPOConfig(normalise=False), **BOTH),
     "loop": lambda: LOOP(LOOPConfig(), **BOTH),
     "loop, turns": lambda: LOOP(LOOPConfig(ratio="turn"), **BOTH),
     "loop, trajectories": lambda: LOOP(LOOPConfig(ratio="trajectory"), **BOTH),

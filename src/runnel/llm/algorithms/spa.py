@@ -60,7 +60,8 @@ class SPA(GRPO):
     def components(self) -> Mapping[str, Component]:
         """Those of every policy algorithm, after the estimator's warm-up, and the estimator's own."""
         policy = {name: replace(one, start=self.config.critic_warmup) for name, one in super().components.items()}
-        return policy | {"progress": Component(self._progress_loss, uses="value", metrics=("progress/error",))}
+        own = Component(self._progress_loss, uses="value", metrics=("progress/error",), by_denominator=True)
+        return policy | {"progress": own}
 
     def token_credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Batch:
         turns, mask = Turns.of(rows), rows["loss_mask"]
