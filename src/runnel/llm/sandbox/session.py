@@ -36,7 +36,7 @@ SessionStatus = Literal["ok", "failed", "timeout", "output", "memory", "died"]
 LONGEST_CODE = 1 << 20
 """Most characters of the code of one call."""
 FDS = 5
-"""Descriptors of this process that a session takes: four pipes, and its folder's lock."""
+"""Descriptors of this process that a session takes: a socket, three pipes, and its folder's lock."""
 SPARE_FDS = 256
 """Descriptors that are left to the rest of this process."""
 TRIES = 3
@@ -58,7 +58,7 @@ class SessionConfig(SandboxConfig):
     """Most that all files of a session together may take (where namespaces are available)."""
     threads: int = bounded(32, at_least=1)
     """Most threads (as in `SandboxConfig`)."""
-    output_kb: int = bounded(64, at_least=1, at_most=16384)
+    output_kb: int = bounded(64, at_least=1, at_most=4096)
     """Most that a call may print, and the longest text of a value. A call that prints more is interrupted."""
     preload: tuple[str, ...] = ()
     """Modules that are imported once, before any session starts, and whose memory all sessions share. They run unconfined."""
