@@ -12,6 +12,7 @@ from world_players import ODD, SPEAK, as_message, at_random, by_script, make, pl
 
 from runnel.core.contracts.chat import HasLane, HasScript, HasState, HasTasks
 from runnel.core.errors import ConfigError, DataError
+from runnel.llm.tasks.reverse import make_reverse
 from runnel.llm.worlds import WORLDS, make_world
 
 NAMES = sorted(WORLDS)
@@ -30,6 +31,21 @@ def test_every_world_has_a_random_player_here():
 def test_a_world_offers_all_that_it_can(name):
     world = make(name)
     assert all(isinstance(world, kind) for kind in (HasLane, HasTasks, HasState, HasScript))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_script_needs_no_more_tokens_than_the_world_says(name):
+    """Counted in letters and one token more for the end: no tokenizer that we have needs more."""
+    world = make(name)
+    for task in some_tasks(world):
+        world.reset(task, seed=0)
+        said = world.script()
+        text = said if isinstance(said, str) else json.dumps(said["tool_calls"][0]["function"])
+        assert len(text) + 1 <= world.max_tokens, text
+
+
+def test_retry_needs_what_its_task_needs():
+    assert make("retry").max_tokens == make_reverse(num_words=5, num_eval=5).max_tokens
 
 
 @pytest.mark.parametrize("name", NAMES)
