@@ -50,6 +50,7 @@ GUIDES = {
     "report": "guides/compare-seeds.md",
     "board": "guides/board.md",
     "check-env": "guides/add-an-environment.md",
+    "check-chat": "guides/tools.md#check-an-environment",
     "plan": "scale/plan.md",
     "simulate": "scale/plan.md",
     "submit": "scale/jobs.md",

@@ -11,24 +11,21 @@ against a player that moves at random, against perfect play (minimax) or against
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
-from benchmarks import venvs
 from benchmarks.harness import RESULTS
 from benchmarks.learning import seeds
-from benchmarks.learning.seeds import Row
+from benchmarks.learning.seeds import How, Row
 
 import runnel as rl
 
 Move = Callable[[Any], int]
 """From a state of OpenSpiel to a move."""
-OUT, RUNS = RESULTS / "learning" / "boards", venvs.ROOT / "runs" / "boards"
-PLAIN: Row = {"track": (), "progress": False, "checkpoint": {"every": 0}, "eval": {"episodes": 0}}
+OUT = RESULTS / "learning" / "boards"
 
 
 @dataclass(frozen=True)
@@ -207,14 +204,11 @@ ENTRIES = (
 )
 
 
-def train(entry: Entry, seed: int) -> Row:
+def train(entry: Entry, seed: int, how: How) -> Row:
     """Train one seed, and play it against all opponents."""
-    wall, cpu = time.monotonic(), time.process_time()
-    run = rl.train("selfplay", env=entry.board.env, seed=seed, out=str(RUNS), **PLAIN, **entry.settings)
-    if run.interrupted:
-        raise KeyboardInterrupt  # a run that was stopped has measured nothing
-    wall, cpu = time.monotonic() - wall, time.process_time() - cpu
-    return {**judge(entry, run.path), "steps": run.steps, "wall_s": round(wall, 1), "cpu_s": round(cpu, 1)}
+    name = f"boards/{entry.key.replace(' ', '-')}"
+    run, spent = seeds.trained(name, "selfplay", {"env": entry.board.env, **entry.settings}, seed, how)
+    return {**judge(entry, run.path), **spent}
 
 
 def judge(entry: Entry, folder: Any) -> Row:

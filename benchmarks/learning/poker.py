@@ -11,22 +11,19 @@ the same settings is not run again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from benchmarks import venvs
 from benchmarks.harness import RESULTS
 from benchmarks.learning import seeds
-from benchmarks.learning.seeds import Row
+from benchmarks.learning.seeds import How, Row
 
 import runnel as rl
 from runnel.eval.statistics import mean_interval
 
-OUT, RUNS = RESULTS / "learning" / "poker", venvs.ROOT / "runs" / "poker"
+OUT = RESULTS / "learning" / "poker"
 GAMES = {"kuhn": ("tensor:Kuhn", "kuhn_poker"), "leduc": ("tensor:Leduc", "leduc_poker")}
-PLAIN: Row = {"track": (), "progress": False, "checkpoint": {"every": 0}, "eval": {"episodes": 0}}
 
 
 @dataclass(frozen=True)
@@ -75,21 +72,19 @@ LEARNERS = (
 )
 
 
-def train(learner: Learner, seed: int) -> Row:
+def train(learner: Learner, seed: int, how: How) -> Row:
     """Train one seed, and solve the game against it."""
     env, name = GAMES[learner.game]
-    wall, cpu = time.monotonic(), time.process_time()
-    run = rl.train(learner.recipe, env=env, seed=seed, out=str(RUNS), **PLAIN, **learner.settings)
-    if run.interrupted:
-        raise KeyboardInterrupt  # a run that was stopped has measured nothing
-    wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+    run, spent = seeds.trained(
+        f"poker/{learner.game}-{learner.recipe}", learner.recipe, {"env": env, **learner.settings}, seed, how
+    )
     if "pool" in learner.settings:
         policies, shares = rl.run.frozen_policies(run.path)
         solved = rl.games.exploitability(name, *policies.values(), weights=list(shares.values()))
     else:
         solved = rl.games.exploitability(name, rl.load(run.path))
     found = {"exploitability": solved.value, "gains": list(solved.gains), "value": solved.values[0]}
-    return {**found, "steps": run.steps, "wall_s": round(wall, 1), "cpu_s": round(cpu, 1)}
+    return {**found, **spent}
 
 
 def anchor_rows() -> list[Row]:

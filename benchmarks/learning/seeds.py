@@ -1,18 +1,38 @@
 """Learners, each trained once for every seed, with a file for each result: several processes may work side by side, and what
-was broken off goes on where it was."""
+was cut (`--minutes`) goes on where it was."""
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
 import json
+import math
+import time
+import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from benchmarks import machine, venvs
+from benchmarks.learning.one import Watch, finish
+
+import runnel as rl
 
 Row = dict[str, Any]
+RUNS = venvs.ROOT / "runs"
+PLAIN: Row = {"progress": False, "checkpoint": {"every": 0}, "eval": {"episodes": 0}}
+"""What all runs have: nothing but training."""
+SPENT = "spent.json"
+"""The seconds that a run has taken, in its folder."""
+
+
+@dataclass(frozen=True)
+class How:
+    """Where runs are made, and for how long at most."""
+
+    device: str = "cpu"
+    limit_s: float = math.inf
 
 
 class Entry(Protocol):
@@ -31,20 +51,23 @@ E = TypeVar("E", bound=Entry)
 def main(
     out: Path,
     entries: Sequence[E],
-    train: Callable[[E, int], Row],
+    train: Callable[[E, int, How], Row],
     table: Callable[[Sequence[Row], Sequence[Row]], str],
     anchors: Callable[[], list[Row]] | None = None,
 ) -> None:
-    """The command: train the seeds that have no result with these settings, and write the table of all that was run.
+    """The command: train the seeds that have no whole result with these settings, and write the table of all that was run.
 
-    `train` gives the row of an entry and a seed; `anchors` the rows of players that do not learn, played once; `table` the text
-    of anchors and rows, where each row has its entry's `key`.
+    `train` gives the row of an entry and a seed (by `trained`); `anchors` the rows of players that do not learn, played once;
+    `table` the text of anchors and rows, where each row has its entry's `key`.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="+", default=["*"], help=f"names, such as {entries[0].key!r}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--table", action="store_true", help="only write the table of what was run again")
+    parser.add_argument("--device", default="cpu", help="the device of the learner and its networks")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="cut each run after so long; the next call goes on")
     args = parser.parse_args()
+    how = How(args.device, 60.0 * args.minutes)
     out.mkdir(parents=True, exist_ok=True)
     fixed = _anchor_rows(out / "anchors.json", anchors)
     chosen = [] if args.table else [e for e in entries if any(fnmatch.fnmatch(e.key, p) for p in args.only)]
@@ -52,16 +75,36 @@ def main(
         for entry in chosen:
             path = out / f"{entry.key.replace(':', '').replace(',', '').replace(' ', '-')}-{seed}.json"
             settings = json.loads(json.dumps(entry.settings))
-            if path.is_file() and json.loads(path.read_text("utf-8"))["settings"] == settings:
+            if path.is_file() and _is_whole(json.loads(path.read_text("utf-8")), settings):
                 continue
             facts = {"key": entry.key, "seed": seed, "code": machine.commit(venvs.ROOT), "machine": machine.facts()}
-            row = {**facts, **train(entry, seed), "settings": settings}
+            row = {**facts, "device": how.device, **train(entry, seed, how), "settings": settings}
             path.write_text(json.dumps(row, indent=1) + "\n", "utf-8")
             print(json.dumps({k: x for k, x in row.items() if k not in ("code", "machine", "settings")}), flush=True)
     rows = [json.loads(path.read_text("utf-8")) for path in sorted(out.glob("*-[0-9]*.json"))]
     text = table(fixed, sorted(rows, key=lambda row: row["seed"]))
     (out / "table.md").write_text(text + "\n", "utf-8")
     print(text)
+
+
+def _is_whole(row: Row, settings: Row) -> bool:
+    """Whether a run with these settings was trained to its end."""
+    return bool(row["settings"] == settings) and not row.get("cut", False)
+
+
+def trained(name: str, recipe: str, settings: Row, seed: int, how: How) -> tuple[rl.Run, Row]:
+    """Train, or go on with a run that was cut; its steps, and the seconds that it took altogether."""
+    folder = RUNS / f"{name}-{seed}-{zlib.crc32(json.dumps(settings, default=str).encode()):08x}"
+    watch, wall, cpu = Watch(how.limit_s), time.monotonic(), time.process_time()
+    run = finish(recipe, {**PLAIN, **settings, "device": how.device}, seed=seed, folder=folder, watch=watch)
+    if run.interrupted:
+        raise KeyboardInterrupt  # a run that was stopped from outside has measured nothing
+    spent = folder / SPENT
+    before = json.loads(spent.read_text("utf-8")) if spent.is_file() else {"wall_s": 0.0, "cpu_s": 0.0}
+    after = {"wall_s": time.monotonic() - wall, "cpu_s": time.process_time() - cpu}
+    found = {key: round(before[key] + seconds, 1) for key, seconds in after.items()}
+    spent.write_text(json.dumps(found), "utf-8")
+    return run, {"steps": run.steps, **found, **({"cut": True} if watch.cut else {})}
 
 
 def _anchor_rows(path: Path, anchors: Callable[[], list[Row]] | None) -> list[Row]:

@@ -11,46 +11,62 @@ random, and one by a script. A seed that has a result with the same settings is 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from benchmarks import venvs
 from benchmarks.harness import RESULTS
 from benchmarks.learning import anchors, seeds
 from benchmarks.learning.anchors import Player
-from benchmarks.learning.seeds import Row
+from benchmarks.learning.seeds import How, Row
 
 import runnel as rl
 from runnel.eval.statistics import mean_interval
 
-OUT, RUNS = RESULTS / "learning" / "teams", venvs.ROOT / "runs" / "teams"
+OUT = RESULTS / "learning" / "teams"
 EPISODES = 500
+
+
+@dataclass(frozen=True)
+class Judge:
+    """How a player is judged: it plays the agents whose names begin with `who`, and `beside` plays the others."""
+
+    name: str = ""
+    who: str = ""
+    beside: Callable[[], Player] | None = None
 
 
 @dataclass(frozen=True)
 class Task:
     """What teams train on (`env`), and where they are judged: `make` makes the environment of others, in whose `unit` they are
-    counted. `anchors` are the players that do not learn."""
+    counted. `anchors` are the players that do not learn, for each judge."""
 
     name: str
     env: str
     make: Callable[[], Any]
     unit: str
-    anchors: dict[str, Callable[[], Player]]
+    anchors: dict[str, dict[str, Callable[[], Player]]]
+    judges: tuple[Judge, ...] = (Judge(),)
+    env_kwargs: Row = field(default_factory=dict)
+
+    def play(self, judge: Judge, player: Player) -> tuple[float, float]:
+        """What a player gets before a judge, with half the width of its 95 % interval."""
+        beside = None if judge.beside is None else judge.beside()
+        returns = anchors.play(self.make, player, episodes=EPISODES, seed=100_000, who=judge.who, beside=beside)
+        mean, half = map(float, mean_interval(returns))
+        return mean, half
 
 
 @dataclass(frozen=True)
 class Learner:
-    """A recipe with its settings on a task, and the return that it is asked to reach there."""
+    """A recipe with its settings on a task, and the return that it is asked to reach there, before each judge."""
 
     task: str
     name: str
     recipe: str
     settings: Row
-    goal: float
+    goals: dict[str, float]
 
     @property
     def key(self) -> str:
@@ -63,10 +79,35 @@ def spread() -> Any:
     return simple_spread_v3.parallel_env()
 
 
-def spread_at_random() -> Player:
-    return anchors.at_random(spread().action_space, seed=1)
+def reference() -> Any:
+    from mpe2 import simple_reference_v3
+
+    return simple_reference_v3.parallel_env()
 
 
+def tag() -> Any:
+    from mpe2 import simple_tag_v3
+
+    return simple_tag_v3.parallel_env()
+
+
+FORAGING, COMMON = "lbforaging:Foraging-8x8-2p-2f-coop-v3", {"common_reward": True}
+
+
+def foraging() -> Any:
+    return rl.envs.make_team_env(FORAGING, kwargs=COMMON)
+
+
+def random_in(make: Callable[[], Any]) -> Callable[[], Player]:
+    return lambda: anchors.at_random(make().action_space, seed=1)
+
+
+def both(make: Callable[[], Any], script: Callable[[], Player]) -> dict[str, Callable[[], Player]]:
+    """The two players that do not learn."""
+    return {"at random": random_in(make), "by a script": script}
+
+
+FLEES, STRAYS, CHASED = "hunters, the prey flees", "hunters, the prey strays", "prey, hunters chase"
 TASKS = {
     task.name: task
     for task in (
@@ -75,11 +116,41 @@ TASKS = {
             "tensor:Spread",
             spread,
             "mean over three agents of mpe2's own return in 25 steps",
-            {"at random": spread_at_random, "by a script": anchors.share_out},
+            {"": both(spread, anchors.share_out)},
+        ),
+        Task(
+            "reference",
+            "tensor:Reference",
+            reference,
+            "mean over both agents of mpe2's own return in 25 steps",
+            {"": both(reference, anchors.tell_and_walk)},
+        ),
+        Task(
+            "tag",
+            "tensor:Tag",
+            tag,
+            "mpe2's own return in 25 steps of one hunter (each gets 10 for every catch of any of them), or of the prey",
+            {
+                FLEES: both(tag, anchors.chase),
+                STRAYS: both(tag, anchors.chase),
+                CHASED: both(tag, anchors.flee),
+            },
+            (
+                Judge(FLEES, "adversary", anchors.flee),
+                Judge(STRAYS, "adversary", random_in(tag)),
+                Judge(CHASED, "agent", anchors.chase),
+            ),
+        ),
+        Task(
+            "foraging",
+            FORAGING,
+            foraging,
+            "share of the food that is eaten in 50 steps, Foraging-8x8-2p-2f-coop-v3 of lbforaging",
+            {"": both(foraging, anchors.forage)},
+            env_kwargs=COMMON,
         ),
     )
 }
-PLAIN: Row = {"track": (), "progress": False, "checkpoint": {"every": 0}, "eval": {"episodes": 0}}
 STEPS = 10_000_000
 NETS: Row = {"hidden": (64, 64), "activation": "tanh"}
 ON_POLICY: Row = {"total_steps": STEPS, "num_envs": 128, "num_steps": 25, "net": NETS}
@@ -87,38 +158,45 @@ PPO: Row = {"num_epochs": 4, "num_minibatches": 4, "lr": "linear(2e-3, 0)", "max
 REPLAY: Row = {"total_steps": STEPS, "num_envs": 128, "num_steps": 25, "min_fill": 16_000, "update_ratio": 0.005}
 REPLAY |= {"log_every": 500, "replay": {"capacity": 128_000}, "net": {"hidden": (128, 128), "activation": "relu"}}
 VALUES: Row = {"gamma": 0.9, "lr": "linear(2e-3, 0)", "batch_size": 512, "target_every": 200, "epsilon": "linear(1, 0.05, 0.1)"}
+SLOW: Row = {"total_steps": 2_500_000, "num_envs": 32, "num_steps": 50, "net": {"hidden": (128, 128), "activation": "tanh"}}
+SLOW |= {"ppo": {**PPO, "lr": "linear(7e-4, 0)"}}
+"""For an environment that is stepped in Python, world after world."""
+TWO_SIDES: Row = {**ON_POLICY, "total_steps": 8_000_000, "num_envs": 512, "ppo": {**PPO, "num_minibatches": 8}}
+TWO_SIDES |= {"teams": ("adversary_.*=hunters", "agent_.*=prey")}
 LEARNERS = (
-    Learner("spread", "mappo", "mappo", {**ON_POLICY, "ppo": PPO}, -9.0),
-    Learner("spread", "ippo", "ippo", {**ON_POLICY, "ppo": PPO}, -9.0),
-    Learner("spread", "vdn", "vdn", {**REPLAY, "qmix": VALUES}, -12.0),
-    Learner("spread", "qmix", "qmix", {**REPLAY, "qmix": VALUES}, -16.0),
-    Learner("spread", "independent_q", "independent_q", {**REPLAY, "qmix": VALUES}, -12.7),
+    Learner("spread", "mappo", "mappo", {**ON_POLICY, "ppo": PPO}, {"": -9.0}),
+    Learner("spread", "ippo", "ippo", {**ON_POLICY, "ppo": PPO}, {"": -9.0}),
+    Learner("spread", "vdn", "vdn", {**REPLAY, "qmix": VALUES}, {"": -12.0}),
+    Learner("spread", "qmix", "qmix", {**REPLAY, "qmix": VALUES}, {"": -16.0}),
+    Learner("spread", "independent_q", "independent_q", {**REPLAY, "qmix": VALUES}, {"": -12.7}),
+    Learner("reference", "mappo", "mappo", {**ON_POLICY, "ppo": PPO}, {"": -11.0}),
+    Learner("reference", "ippo", "ippo", {**ON_POLICY, "ppo": PPO}, {"": -11.0}),
+    Learner("tag", "mappo", "mappo", TWO_SIDES, {FLEES: 27.0, STRAYS: 62.0, CHASED: -29.0}),
+    Learner("tag", "ippo", "ippo", TWO_SIDES, {FLEES: 27.0, STRAYS: 62.0, CHASED: -29.0}),
+    Learner("foraging", "mappo", "mappo", SLOW, {"": 0.95}),
+    Learner("foraging", "ippo", "ippo", SLOW, {"": 0.95}),
 )
 """Settings near those of JaxMARL's MAPPO and IPPO, and of its VDN and QMIX (gamma 0.9), on MPE."""
 
 
-def train(learner: Learner, seed: int) -> Row:
+def train(learner: Learner, seed: int, how: How) -> Row:
     """Train one seed, and play it in the environment of others."""
     task = TASKS[learner.task]
-    wall, cpu = time.monotonic(), time.process_time()
-    run = rl.train(learner.recipe, env=task.env, seed=seed, out=str(RUNS), **PLAIN, **learner.settings)
-    if run.interrupted:
-        raise KeyboardInterrupt  # a run that was stopped has measured nothing
-    wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+    settings = {**learner.settings, "env": task.env, "env_kwargs": task.env_kwargs}
+    run, spent = seeds.trained(f"teams/{learner.task}-{learner.name}", learner.recipe, settings, seed, how)
     policy = rl.load(run.path)
-    returns = anchors.play(task.make, lambda obs: policy.act(obs), episodes=EPISODES, seed=100_000)
-    mean, half = map(float, mean_interval(returns))
-    return {"mean": mean, "half": half, "steps": run.steps, "wall_s": round(wall, 1), "cpu_s": round(cpu, 1)}
+    found = {judge.name: task.play(judge, lambda obs: policy.act(obs)) for judge in task.judges}
+    return {"returns": found, **spent}
 
 
 def anchor_rows() -> list[Row]:
     """What players get that do not learn, on the episodes on which learners are judged."""
-    rows = []
-    for task in TASKS.values():
-        for name, make in task.anchors.items():
-            mean, half = map(float, mean_interval(anchors.play(task.make, make(), episodes=EPISODES, seed=100_000)))
-            rows.append({"key": f"{task.name}: {name}", "mean": mean, "half": half})
-    return rows
+    return [
+        {"key": f"{task.name}: {name}", "returns": {judge.name: task.play(judge, make())}}
+        for task in TASKS.values()
+        for judge in task.judges
+        for name, make in task.anchors[judge.name].items()
+    ]
 
 
 def table(anchor: Sequence[Row], rows: Sequence[Row]) -> str:
@@ -127,20 +205,31 @@ def table(anchor: Sequence[Row], rows: Sequence[Row]) -> str:
         "| player | seeds | mean over seeds | asked for | steps | minutes of CPU a run |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    lines += [f"| {a['key']} | | {a['mean']:.2f} ± {a['half']:.2f} | | | |" for a in anchor]
+    lines += [
+        f"| {_named(a['key'], judge)} | | {mean:.2f} ± {half:.2f} | | | |"
+        for a in anchor
+        for judge, (mean, half) in a["returns"].items()
+    ]
     for learner in LEARNERS:
         mine = [row for row in rows if row["key"] == learner.key]
-        if not mine:
-            continue
-        means = np.array([row["mean"] for row in mine])
-        each = ", ".join(f"{m:.2f}" for m in means)
-        mean, half = map(float, mean_interval(means)) if len(mine) > 1 else (means[0], None)
-        together = f"{mean:.2f}" if half is None else f"{mean:.2f} ± {half:.2f}"
-        minutes = np.mean([row["cpu_s"] for row in mine]) / 60
-        cells = [learner.key, each, together, f"> {learner.goal:g}", f"{mine[0]['steps']:,}", f"{minutes:.1f}"]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines += [_line(learner, mine, judge.name) for judge in TASKS[learner.task].judges if mine]
     units = "\n".join(f"- {task.name}: {task.unit}" for task in TASKS.values())
     return f"{units}\n\n" + "\n".join(lines)
+
+
+def _line(learner: Learner, rows: Sequence[Row], judge: str) -> str:
+    means = np.array([row["returns"][judge][0] for row in rows])
+    each = ", ".join(f"{m:.2f}" for m in means)
+    mean, half = map(float, mean_interval(means)) if len(rows) > 1 else (means[0], None)
+    together = f"{mean:.2f}" if half is None else f"{mean:.2f} ± {half:.2f}"
+    minutes = np.mean([row["cpu_s"] for row in rows]) / 60
+    goal = f"> {learner.goals[judge]:g}"
+    cells = [_named(learner.key, judge), each, together, goal, f"{rows[0]['steps']:,}", f"{minutes:.1f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def _named(key: str, judge: str) -> str:
+    return f"{key} ({judge})" if judge else key
 
 
 if __name__ == "__main__":

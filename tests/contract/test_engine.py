@@ -95,6 +95,36 @@ class Overrun(HfEngine):
         self.decode_text = lambda tokens: decode(tokens[-1:])
 
 
+class Trusting(NativeEngine):
+    """Believes the session of a request, whatever its tokens are."""
+
+    def __init__(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        super().__init__(*args, **kwargs)
+        find = self._kept.find
+
+        def trusts(prompt, session, running, **how):  # type: ignore[no-untyped-def]
+            mine = next((h.tokens for h in self._kept.all if h.session == session), prompt)
+            return find(torch.cat((mine, prompt[len(mine) :])), session, running, **how)
+
+        self._kept.find = trusts  # type: ignore[method-assign]
+
+
+class Stale(NativeEngine):
+    """Gives the keys of old weights to requests of an exact version."""
+
+    def load_params(self, params):  # type: ignore[no-untyped-def]
+        super().load_params(params)
+        for held in self._kept.all:
+            held.version = params.version
+
+
+class Unsaved(NativeEngine):
+    """Loses what it has kept."""
+
+    def snapshot(self):  # type: ignore[no-untyped-def]
+        return {**super().snapshot(), "kept": []}
+
+
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [
@@ -102,10 +132,13 @@ class Overrun(HfEngine):
         (Deaf, "new weights: new weights must change"),
         (Hot, "logprob: logprob is off"),
         (Overrun, "stop texts: a completion ends behind"),
+        (Trusting, "wrong session: "),
+        (Stale, "turns of versions: "),
+        (Unsaved, "snapshot of turns: the next turn"),
     ],
 )
-def test_check_engine_notices_a_broken_engine(broken: type[HfEngine], reason: str) -> None:
-    def make() -> HfEngine:
+def test_check_engine_notices_a_broken_engine(broken: type[HfEngine | NativeEngine], reason: str) -> None:
+    def make() -> HfEngine | NativeEngine:
         return broken(build_model(SIZES, VOCABULARY, seed=0), num_slots=4, max_length=32, eos_id=2, decode_text=decode)
 
     name = reason.split(":")[0]

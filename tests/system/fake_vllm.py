@@ -96,7 +96,7 @@ class Server:
         request["made"] += 1
         if request["made"] == request["left"]:
             del self._running[key]
-        return [key, token, float(logprobs[token]), float(logprobs[token])]
+        return [key, token, float(logprobs[token]), float(logprobs[token]), 0]
 
 
 def main() -> int:

@@ -7,7 +7,11 @@ from typing import Any
 from made_data import CARTPOLE, PENDULUM
 
 SMALL_LM: dict[str, Any] = {"lm": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "inner": 64}}
-ON_ROLLOUTS = ("grpo", "dr_grpo", "rloo", "reinforce", "remax", "dapo", "gspo", "aipo", "decoupled", "token_ppo", "online_dpo")
+OF_TURNS = ("gigpo", "turn_ppo", "loop", "grpo_roc", "spa")
+ON_ROLLOUTS = (
+    *("grpo", "dr_grpo", "rloo", "reinforce", "remax", "dapo", "gspo", "aipo", "decoupled", "token_ppo", "online_dpo"),
+    *OF_TURNS,
+)
 ROLLOUTS: dict[str, Any] = {"total_updates": 2, "num_prompts": 2, "group_size": 2, **SMALL_LM}
 PAIRS: dict[str, Any] = {"total_updates": 2, "num_pairs": 4, "lm": SMALL_LM["lm"]}
 MIXED: dict[str, Any] = {"total_steps": 300, "min_fill": 256, "num_envs": 1, "log_every": 1}

@@ -1,4 +1,4 @@
-"""`runnel record`, `runnel export` and `runnel check-env`."""
+"""`runnel record`, `runnel export`, `runnel check-env` and `runnel check-chat`."""
 
 from __future__ import annotations
 
@@ -64,5 +64,27 @@ def check_environment(args: list[str]) -> int:
     add_wrappers(parser, "module:Class or file.py:name, innermost first")
     parsed = parser.parse_args(args)
     found = check_env(parsed.env, kwargs=parsed.env_kwargs, wrappers=parsed.env_wrapper)
+    print(found)
+    return 1 if found else 0
+
+
+def check_chat_environment(args: list[str]) -> int:
+    """Say what is wrong with a conversation environment."""
+    from runnel.testing.chat import check_chat
+
+    parser = make_parser("check-chat", "Say in words what is wrong with a conversation environment.")
+    parser.add_argument("chat", help="path/to/file.py:make_env, module:Class or the name of a built-in world")
+    parser.add_argument("--settings", type=json_object, default={}, help="arguments of the function or the world, as JSON")
+    parser.add_argument("--episodes", type=int, default=4, help="conversations with random messages (4)")
+    parser.add_argument("--max-turns", type=int, default=32, help="most messages of a conversation (32)")
+    parser.add_argument("--timeout-s", type=float, default=30.0, help="a call that takes longer is an error (30)")
+    parsed = parser.parse_args(args)
+    found = check_chat(
+        parsed.chat,
+        settings=parsed.settings,
+        episodes=parsed.episodes,
+        max_turns=parsed.max_turns,
+        timeout_s=parsed.timeout_s,
+    )
     print(found)
     return 1 if found else 0

@@ -18,15 +18,16 @@ from runnel.core.bounds import bound_of
 from runnel.core.config import hints_of, settings_of
 
 COMMON = (
-    *("env", "data", "task", "pairs", "model", "network", "total_steps", "total_updates", "num_envs", "num_steps"),
-    *("num_actors", "num_prompts", "group_size", "num_pairs", "max_tokens", "warmup_updates", "demo_rows", "mix"),
+    *("env", "data", "task", "chat", "tools", "pairs", "model", "network"),
+    *("total_steps", "total_updates", "num_envs", "num_steps", "num_actors", "num_prompts", "group_size", "num_pairs"),
+    *("max_tokens", "max_turns", "max_context", "warmup_updates", "demo_rows", "mix"),
     *("update_ratio", "min_fill", "replay.capacity", "learner.lr", "learner.sft_lr", "learner.temperature", "net.hidden"),
     *("seed", "device", "eval.every", "eval.episodes", "dry_run", "seeds", "config", "search", "trials"),
 )
 """Fields that many people set, in the order in which they are shown."""
 SHARED = {
     *("sinks", "staleness", "eval", "checkpoint", "record", "placement", "cluster", "vector", "channels", "net", "replay"),
-    *("data", "filter", "lm", "learner", "engine", "curriculum", "sources", "new_tasks", "exchange"),
+    *("data", "filter", "lm", "learner", "engine", "curriculum", "sources", "new_tasks", "exchange", "talk"),
 }
 """Groups of fields that many recipes have. Any other group is the algorithm's own."""
 

@@ -1,4 +1,5 @@
-"""`runnel`: train, pipeline, eval, league, resume, data, export, trace, report, card, list, doctor, check-env, bench, plan.
+"""`runnel`: train, pipeline, eval, league, resume, data, export, trace, report, card, list, doctor, check-env, check-chat,
+bench, plan.
 
 And studies: tune, simulate. And a run as a job: submit, ps, logs, stop, scale, set, add-tasks, attach.
 """
@@ -38,6 +39,7 @@ Reinforcement learning on one dataflow of workers and streams.
   list                               recipes, algorithms, environments, tasks and engines, a line each
   doctor                             what this machine has, and the command that installs what it lacks
   check-env ENV                      what is wrong with an environment, in words
+  check-chat ENV                     what is wrong with a conversation environment, in words
   bench [--recipe NAME] [--profile]  how fast a recipe runs here, and where its time goes
   plan RECIPE [--field value ...]    measure its stages here, and find the fastest placement on a cluster you describe
   submit train RECIPE ...            run on a Ray cluster as a job
@@ -76,6 +78,7 @@ COMMANDS = {
     "list": "listing:list_all",
     "doctor": "doctor:doctor",
     "check-env": "commands:check_environment",
+    "check-chat": "commands:check_chat_environment",
     "bench": "bench:bench",
     "plan": "plan:plan",
     "simulate": "simulate:simulate",

@@ -31,6 +31,7 @@ from runnel.envs.vector.choose import Choice
 from runnel.envs.vector.config import VectorConfig
 from runnel.envs.vector.host import num_cores
 from runnel.graphs.compiling import about_compiling, check_numba
+from runnel.graphs.replay_config import check_replay
 from runnel.graphs.run_config import RunConfig
 from runnel.graphs.start_states import open_data
 from runnel.graphs.unused import OF_PRIORITIES, ON_ENVIRONMENTS
@@ -287,11 +288,4 @@ class ReplayEnvConfig(EnvConfig):
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
-        self.replay.check()
-        if self.replay.capacity < self.min_fill:
-            raise ConfigError("replay.capacity", self.replay.capacity, f"must hold min_fill; use at least {self.min_fill}")
-        if self.replay.n_step > self.num_steps:
-            fix = f"a return ends with its segment, which has num_steps = {self.num_steps}; use that or less, or more num_steps"
-            raise ConfigError("replay.n_step", self.replay.n_step, fix)
-        if self.staleness.mode == "window" and self.deterministic:
-            raise ConfigError("staleness.mode", "window", "a deterministic replay run is sync or one_step")
+        check_replay(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -145,24 +145,16 @@ class EnvTask:
         discounts. `tasks` makes what says which tasks they play, if they are told."""
         width = num_envs // num_env_groups
 
-        def maker(index: int) -> Callable[[int], Sampler]:
-            def make(incarnation: int) -> Sampler:
-                seed, name = make_seed(self._config.seed, "actor", incarnation), f"actor-{index}"
-                routes, own = [AgentRoute(samples=(SampleRoute(stream),))], make_seed(seed, index)
-                told = None if tasks is None or self._states is None else self._states.starts
-                vectors = [
-                    self.vector(width, seed=seed, index0=first, device=device, tasks=tasks is not None, starts=told)
-                    for first in range(index * num_envs, (index + 1) * num_envs, width)
-                ]
-                source = None if tasks is None else tasks()
-                more: dict[str, Any] = {"state": state, "carried": carried, "source": source}
-                if num_env_groups == 1 and isinstance(vectors[0], TensorVector):
-                    return DeviceSampler(vectors[0], routes=routes, noise_size=noise_size, seed=own, name=name, **more)
-                return VecEnvSampler(vectors, routes=routes, noise_size=noise_size, seed=own, name=name, **more)
+        def sampler(env_seed: int, starts: Iterable[int], **own: Any) -> Sampler:
+            told = None if tasks is None or self._states is None else self._states.starts
+            made: dict[str, Any] = {"seed": env_seed, "device": device, "tasks": tasks is not None, "starts": told}
+            vectors = [self.vector(width, index0=first, **made) for first in starts]
+            own |= {"state": state, "carried": carried, "source": None if tasks is None else tasks()}
+            if num_env_groups == 1 and isinstance(vectors[0], TensorVector):
+                return DeviceSampler(vectors[0], noise_size=noise_size, **own)
+            return VecEnvSampler(vectors, noise_size=noise_size, **own)
 
-            return make
-
-        return tuple(ActorSpec(f"actor-{i}", maker(i), writes=(stream,)) for i in range(self._config.most_actors))
+        return actor_specs(self._config, num_envs, width, sampler, stream=stream)
 
     def curriculum(self, config: CurriculumConfig) -> tuple[Callable[[], TaskSource], Callable[[], Curriculum]] | None:
         """What makes the source of tasks for actors and their history for the trainer; None where the environment chooses."""
@@ -267,3 +259,24 @@ class EnvTask:
         inferencer = TorchInferencer(make_net())
         acts = Accelerator().acts(inferencer.net)
         return self._acting(inferencer.net, acts=acts, seed=self._config.seed), inferencer
+
+
+def actor_specs(
+    config: RunConfig, num_envs: int, width: int, sampler: Callable[..., Sampler], *, stream: str = "trajectories"
+) -> tuple[ActorSpec, ...]:
+    """The actors of a run, all writing `stream`. Each has `num_envs` environments of its own, in groups of `width`.
+
+    `sampler(env_seed, starts, routes=..., seed=..., name=...)` makes what plays them; `starts` are the numbers of the first
+    environment of each group.
+    """
+
+    def maker(index: int) -> Callable[[int], Sampler]:
+        def make(incarnation: int) -> Sampler:
+            seed = make_seed(config.seed, "actor", incarnation)
+            starts = range(index * num_envs, (index + 1) * num_envs, width)
+            routes = [AgentRoute(samples=(SampleRoute(stream),))]
+            return sampler(seed, starts, routes=routes, seed=make_seed(seed, index), name=f"actor-{index}")
+
+        return make
+
+    return tuple(ActorSpec(f"actor-{i}", maker(i), writes=(stream,)) for i in range(config.most_actors))

@@ -6,12 +6,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from runnel.core.bounds import bounded
-from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, stays
 from runnel.data.replay import ReplayConfig
-from runnel.envs.channels import ChannelsConfig
-from runnel.envs.curricula.config import CurriculumConfig
 from runnel.envs.team.joint import TeamReward
+from runnel.graphs.replay_config import check_replay
 from runnel.graphs.team_config import TeamConfig
 from runnel.graphs.unused import OF_PRIORITIES
 from runnel.kernels.select import Accelerator
@@ -22,9 +20,6 @@ class JointConfig(TeamConfig):
     """A row of a segment is a whole team: all agents of an environment, of equal spaces."""
 
     on_resume: ClassVar[OnResume] = stays("team_reward", why="values are of rewards that were made with it")
-    curriculum: ClassVar[CurriculumConfig] = CurriculumConfig()
-    """Teams choose themselves what they play."""
-    channels: ClassVar[ChannelsConfig] = ChannelsConfig()
     accelerator: ClassVar[Accelerator] = Accelerator()
     """No kernel stands in for networks of teams."""
 
@@ -77,11 +72,4 @@ class TeamReplayConfig(JointConfig):
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
-        self.replay.check()
-        if self.replay.capacity < self.min_fill:
-            raise ConfigError("replay.capacity", self.replay.capacity, f"must hold min_fill; use at least {self.min_fill}")
-        if self.replay.n_step > self.num_steps:
-            fix = f"a return ends with its segment, which has num_steps = {self.num_steps}; use that or less, or more num_steps"
-            raise ConfigError("replay.n_step", self.replay.n_step, fix)
-        if self.staleness.mode == "window" and self.deterministic:
-            raise ConfigError("staleness.mode", "window", "a deterministic replay run is sync or one_step")
+        check_replay(self)

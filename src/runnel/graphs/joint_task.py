@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, cast
 
 from runnel.core.contracts.evaluation import AgentRoute, Policy, SampleRoute
 from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.samples import Sampler
-from runnel.core.contracts.tasks import TaskSource
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
-from runnel.envs.curricula.config import CurriculumConfig
 from runnel.envs.device.episodes import STEP_RECORDS
 from runnel.envs.registry import is_tensor_env
 from runnel.envs.sampler import VecEnvSampler
@@ -20,6 +18,7 @@ from runnel.envs.spaces import flatten_obs
 from runnel.envs.team.joint import JointVector, TeamReward, joint_spec
 from runnel.envs.vector import VectorEnv
 from runnel.eval.runner import EnvEvaluation
+from runnel.graphs.env_task import actor_specs
 from runnel.graphs.experiment import ActorSpec, EvaluationSpec
 from runnel.graphs.joint_config import JointConfig
 from runnel.graphs.team_task import EVAL_ENVS, TeamTask
@@ -67,6 +66,8 @@ class JointTask:
                 f"{algorithm} needs agents of equal spaces: pad them to one form in a wrapper of your own, or use ippo or mappo"
             )
             raise ConfigError("env", config.env, f"{error.fix.partition(';')[0]}; {fix} with --teams") from error
+        if not own_rewards and config.team_reward != "first":
+            self.team.check_common_aim(algorithm)
         (side,), (seen,) = self.team.sides.values(), self.team.seen.values()
         self.name, self.agents = self.team.name, side.agents
         self.agent_spec: EnvSpec = seen.spec
@@ -81,12 +82,6 @@ class JointTask:
         reward: TeamReward = "mean" if evaluation else self._config.team_reward
         return JointVector(team, team_reward=reward, own_rewards=self._own_rewards and not evaluation)
 
-    def curriculum(self, config: CurriculumConfig) -> None:
-        """Teams choose themselves what they play."""
-
-    def check_states(self) -> None:
-        """Nothing begins at recorded states."""
-
     def actors(
         self,
         num_envs: int,
@@ -95,27 +90,15 @@ class JointTask:
         num_env_groups: int = 1,
         state: Mapping[str, ArraySpec] | None = None,
         carried: Mapping[str, float] | None = None,
-        stream: str = "trajectories",
-        device: str = "",
-        tasks: Callable[[], TaskSource] | None = None,
     ) -> tuple[ActorSpec, ...]:
-        """The actors of the run, all writing `stream`, each with environments of its own in `num_env_groups` groups;
-        `carried` as in `EnvTask`."""
-        assert tasks is None, "teams choose themselves what they play"
+        """The actors of the run, as those of `EnvTask`."""
         width = num_envs // num_env_groups
 
-        def maker(index: int) -> Callable[[int], Sampler]:
-            def make(incarnation: int) -> Sampler:
-                seed, name = make_seed(self._config.seed, "actor", incarnation), f"actor-{index}"
-                routes, own = [AgentRoute(samples=(SampleRoute(stream),))], make_seed(seed, index)
-                starts = range(index * num_envs, (index + 1) * num_envs, width)
-                vectors = [self.vector(width, seed=seed, index0=first) for first in starts]
-                more: dict[str, Any] = {"state": state, "carried": carried}
-                return VecEnvSampler(vectors, routes=routes, noise_size=noise_size, seed=own, name=name, **more)
+        def sampler(env_seed: int, starts: Iterable[int], **own: Any) -> Sampler:
+            vectors = [self.vector(width, seed=env_seed, index0=first) for first in starts]
+            return VecEnvSampler(vectors, noise_size=noise_size, state=state, carried=carried, **own)
 
-            return make
-
-        return tuple(ActorSpec(f"actor-{i}", maker(i), writes=(stream,)) for i in range(self._config.most_actors))
+        return actor_specs(self._config, num_envs, width, sampler)
 
     def evaluation(self, make_net: Callable[[], AgentNet]) -> EvaluationSpec | None:
         """Greedy episodes beside training, as `config.eval` says; None where it says none."""

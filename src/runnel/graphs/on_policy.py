@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from typing import Any
 
 from runnel.core.contracts.learning import Collective, Learner
+from runnel.core.contracts.tasks import Curriculum, TaskSource
 from runnel.core.errors import ConfigError
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.core.trajectories import REWARD, trajectory_stream, weighted_reward
@@ -21,6 +23,9 @@ from runnel.graphs.experiment import Experiment, InferenceStream, TrainerSpec
 from runnel.graphs.joint_config import JointConfig
 from runnel.graphs.joint_task import JointTask
 from runnel.nets.inferencer import AgentNet, TorchInferencer
+
+ERRORS = "this recipe's learner does not tell how far its critic erred; use alp_gmm or uniform, or the recipe ppo"
+"""What to do about a curriculum that reads these errors."""
 
 
 def on_policy_graph(
@@ -40,13 +45,12 @@ def on_policy_graph(
     next: give its discount as `return_gamma`. `carried_costs` are costs whose sums of episodes it needs in the same way.
     `scores_levels`: its batches have `value` and `return` of every step, by which prioritised level replay scores tasks.
     """
-    if c.curriculum.kind == "plr" and not scores_levels:
-        fix = "this recipe's learner does not tell how far its critic erred; use alp_gmm or uniform, or the recipe ppo"
-        raise ConfigError("curriculum.kind", c.curriculum.kind, fix)
     batch = batch_segments or c.batch_segments
     policy = c.lag_rule(batch, batch_steps=batch * c.num_envs // c.num_env_groups * c.num_steps)
-    net, curriculum = network(), task.curriculum(c.curriculum)
-    discounts = {} if return_gamma is None else dict.fromkeys(c.channels.learned or (REWARD,), return_gamma)
+    net, learned = network(), learned_channels(c)
+    curriculum = curriculum_of(c, task, without=() if scores_levels else ("plr",), fix=ERRORS)
+    single: dict[str, Any] = {"tasks": curriculum and curriculum[0]} if isinstance(task, EnvTask) else {}
+    discounts = {} if return_gamma is None else dict.fromkeys(learned or (REWARD,), return_gamma)
     discounts |= {f"costs/{name}": 1.0 for name in carried_costs}
     stream = trajectory_stream(
         task.spec,
@@ -72,17 +76,34 @@ def on_policy_graph(
             noise_size=net.noise_size,
             state=net.state_spec,
             carried=discounts,
-            tasks=None if curriculum is None else curriculum[0],
+            **single,
         ),
         inference=(env_inference(c, task, net, network),),
-        trainers=(TrainerSpec(learner, (Phase({"trajectories": batch}),), view=weighted_reward(c.channels.learned)),),
+        trainers=(TrainerSpec(learner, (Phase({"trajectories": batch}),), view=weighted_reward(learned)),),
         evaluation=task.evaluation(network),
         curriculum=None if curriculum is None else curriculum[1],
-        check_here=task.check_states,
+        check_here=task.check_states if isinstance(task, EnvTask) else None,
         policy=lambda: task.policy(network),
         accelerator=c.accelerator,
     )
     return check_compiled(experiment)
+
+
+def curriculum_of(
+    c: EnvConfig | JointConfig, task: EnvTask | JointTask, *, without: Collection[str], fix: str
+) -> tuple[Callable[[], TaskSource], Callable[[], Curriculum]] | None:
+    """What makes the source of tasks for actors, and their history for the trainer; None where nobody is told what to play, as
+    in a team. The kinds `without` are refused."""
+    if not (isinstance(c, EnvConfig) and isinstance(task, EnvTask)):
+        return None
+    if c.curriculum.kind in without:
+        raise ConfigError("curriculum.kind", c.curriculum.kind, fix)
+    return task.curriculum(c.curriculum)
+
+
+def learned_channels(c: EnvConfig | JointConfig) -> dict[str, float]:
+    """The channels that rewards are made of, with their weights; a team has one reward, which it says itself."""
+    return c.channels.learned if isinstance(c, EnvConfig) else {}
 
 
 def check_env_memory(c: EnvConfig | JointConfig, task: EnvTask | JointTask, *, num_segments: int) -> None:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from runnel.graphs.user_objects import resolve_live
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.checks.at_start import check_engine, check_folder, check_learner
 from runnel.llm.checks.demonstrations import check_demonstrations
-from runnel.llm.checks.sizes import context_of, learner_bytes, lost_texts, measure, some
+from runnel.llm.checks.sizes import Sizes, context_of, learner_bytes, lost_texts, measure, some
 from runnel.llm.engines.choose import EngineConfig, make_engine
 from runnel.llm.engines.requests import Engine, SamplingConfig
 from runnel.llm.evaluation import TextEvaluation
@@ -51,6 +51,7 @@ from runnel.llm.tasks import (
     Example,
     NewTasksConfig,
     SourcesConfig,
+    TextTask,
     make_task,
 )
 from runnel.llm.tasks.new_examples import NewExamples
@@ -85,10 +86,7 @@ class PromptTask:
         data, folder = data or DataConfig(), model_folder(model)
         self.sources: dict[str, Sequence[Example]] = {}
         """With `tasks`, the train examples of each source."""
-        if tasks:
-            self.task, self.sources = join_tasks({name: make_task(one, data) for name, one in named_tasks(tasks).items()})
-        else:
-            self.task = make_task(resolve_live(task, "task"), data)
+        self.task = self.played(task, tasks, data)
         self.measured = self.task
         """What evaluations judge by."""
         self.tokenizer: Tokenizer = make_tokenizer(folder, plain=data.plain)
@@ -109,9 +107,21 @@ class PromptTask:
         for part in self.task.components:
             if part.fn == "reward_model" and "model" in part.options:
                 self._check_scorer(str(part.options["model"]), "reward.model")
-        self.sizes = measure(self.task, self.tokenizer, max_tokens=max_tokens, max_prompt=data.max_prompt, context=self.context)
+        self.sizes = self.sized(max_tokens, data.max_prompt)
+
+    def played(self, task: str, tasks: Sequence[str], data: DataConfig) -> TextTask:
+        """What is played; of several sources it fills `sources`."""
+        if not tasks:
+            return make_task(resolve_live(task, "task"), data)
+        joined, self.sources = join_tasks({name: make_task(one, data) for name, one in named_tasks(tasks).items()})
+        return joined
+
+    def sized(self, max_tokens: int, max_prompt: int) -> Sizes:
+        """The longest prompt, completion and demonstration. Texts that the tokenizer changes are told."""
+        sizes = measure(self.task, self.tokenizer, max_tokens=max_tokens, max_prompt=max_prompt, context=self.context)
         if lost := lost_texts(self.task, self.tokenizer):
             warnings.warn(f"the tokenizer changes {len(lost)} texts of the task, e.g. {lost[0][:60]!r}", stacklevel=2)
+        return sizes
 
     @property
     def channels(self) -> dict[str, float]:
@@ -306,9 +316,7 @@ class PromptTask:
                 if self.sources or room or (filter is not None and filter.on):  # all actors draw as one would
                     seed = make_seed(self._config.seed, "prompts")
                     source = self._chosen(filter or DifficultyConfig(), seed, room)
-                return PromptSampler(
-                    self.task,
-                    self.tokenizer,
+                return self.sampler(
                     group_size=group_size,
                     max_tokens=self.sizes.completion,
                     seed=seed,
@@ -327,6 +335,10 @@ class PromptTask:
 
         asks = (PARAMS,) if reference is None else (PARAMS, REFERENCE)
         return tuple(ActorSpec(f"actor-{i}", maker(i), ("rollouts",), asks) for i in range(self._config.most_actors))
+
+    def sampler(self, **settings: Any) -> PromptSampler:
+        """A sampler of an actor."""
+        return PromptSampler(self.task, self.tokenizer, **settings)
 
     def _chosen(self, filter: DifficultyConfig, seed: int, room: bool) -> TaskSource:
         if self.sources:

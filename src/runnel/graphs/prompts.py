@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from runnel.core.bounds import bounded
 from runnel.core.config import refuse_unused
@@ -17,13 +17,25 @@ from runnel.core.errors import ConfigError
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.flow.staleness import AdmissionRule
 from runnel.flow.workers.trainer import Phase
+from runnel.graphs.chat_task import ChatPromptTask
 from runnel.graphs.experiment import Experiment, InferenceStream, TrainerSpec
 from runnel.graphs.mix import rows_of, share_of
 from runnel.graphs.prompt_task import PromptTask
 from runnel.graphs.run_config import PlacementConfig, RunConfig
-from runnel.graphs.unused import OF_FILTER, OF_NEW_TASKS, OF_WARM_UP, ON_TEXT, of_model, of_sources, unused_by_learner
+from runnel.graphs.unused import (
+    OF_FILTER,
+    OF_NEW_TASKS,
+    OF_TURNS,
+    OF_WARM_UP,
+    ON_TEXT,
+    of_model,
+    of_sources,
+    of_turns,
+    unused_by_learner,
+)
 from runnel.llm.algorithms.base import Algorithm, PolicyAlgorithm, PolicyConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
+from runnel.llm.chat.config import TalkConfig
 from runnel.llm.engines.choose import EngineConfig
 from runnel.llm.engines.requests import SamplingConfig
 from runnel.llm.learning.learner import DEMOS, TokenLearnerConfig
@@ -42,6 +54,8 @@ class PromptConfig(RunConfig):
     on_resume: ClassVar[OnResume] = (
         may_change("max_refills", "top_k", "top_p", "min_p", "stop", then="counts from the next prompt on")
         | stays("task", "tasks", "reward_model", why="a run is of one task")
+        | stays("chat", "tools", why="a run is of one task")
+        | stays("max_turns", "max_context", why="segments of that size are on their way")
         | stays("model", why="what was learned is of that network")
         | stays("num_prompts", "group_size", "max_tokens", "demo_rows", why="segments of that size are on their way")
         | stays("warmup_updates", why="it is how the run started")
@@ -50,6 +64,16 @@ class PromptConfig(RunConfig):
 
     greedy_first: ClassVar[bool] = False
     """The first completion of each group is greedy, and not trained on: a baseline."""
+    chat: str = ""
+    """Conversations in place of prompts: a built-in world (calculator, guess, ...; see docs/guides/worlds.md), or your own
+    environment as path/to/file.py:make_env."""
+    tools: tuple[str, ...] = ()
+    """What the model may call before it answers: python, calculator, or your own as path/to/file.py:my_tool."""
+    max_turns: int = bounded(8, at_least=1)
+    """Most replies in a conversation."""
+    max_context: int = bounded(0, at_least=0)
+    """Most tokens of a conversation; 0: as many as the model reads, at most 4096."""
+    talk: TalkConfig = field(default_factory=TalkConfig)
     task: str = "reverse"
     """Name of a task (see `runnel list`), a file or folder of prompts, or your own as path/to/file.py:make_task."""
     tasks: tuple[str, ...] = ()
@@ -103,6 +127,11 @@ class PromptConfig(RunConfig):
         return rows_of(share, self.num_prompts * self.group_size) if share else 0
 
     @property
+    def has_turns(self) -> bool:
+        """Whether trajectories are conversations of several turns, and not completions."""
+        return bool(self.chat or self.tools)
+
+    @property
     def by_history(self) -> bool:
         """Whether prompts are chosen by what the trainer publishes of them."""
         return self.filter.on or bool(self.tasks) or self.new_tasks.capacity > 0
@@ -116,15 +145,19 @@ class PromptConfig(RunConfig):
         """Settings, or groups of them, that this run would not read, and why."""
         groups = [f.name for f in fields(self) if isinstance(getattr(self, f.name), EngineConfig | PolicyConfig)]
         own = {f"{group}.{name}": why for group in groups for name, why in getattr(self, group).unused().items()}
+        if not self.has_turns:
+            policies = [name for name in groups if isinstance(getattr(self, name), PolicyConfig)]
+            own |= {f"{name}.{one}": OF_TURNS for name in policies for one in getattr(self, name).of_turns}
         parts = ({} if self.warmup_updates else OF_WARM_UP) | ({} if self.filter.on else OF_FILTER)
         parts |= {} if self.new_tasks.capacity else OF_NEW_TASKS
-        parts |= of_sources(self.tasks, self.sources.pick)
+        parts |= of_sources(self.tasks, self.sources.pick) | of_turns(self.chat, self.tools) | self.talk.unused()
         return super().unused() | ON_TEXT | of_model(self.model) | own | parts
 
     def check(self) -> None:
         """Raise a `ConfigError` for what cannot work, before anything starts."""
         super().check()
         self.sampling  # noqa: B018  (it checks itself)
+        self.talk.check(self.max_turns)
         if self.total_updates is not None and self.warmup_updates >= self.total_updates:
             raise ConfigError("warmup_updates", self.warmup_updates, f"leaves nothing of total_updates = {self.total_updates}")
         if self.mixed_rows and self.learner.in_parts:
@@ -213,18 +246,13 @@ def prompt_graph(
 
 
 def _task_of(c: PromptConfig) -> PromptTask:
-    task = PromptTask(
-        c.task,
-        c,
-        model=c.model,
-        lm=c.lm,
-        max_tokens=c.max_tokens,
-        engine=c.engine,
-        data=c.data,
-        stop=c.stop,
-        lora=c.learner.lora,
-        tasks=c.tasks,
-    )
+    model: dict[str, Any] = {"model": c.model, "lm": c.lm, "max_tokens": c.max_tokens, "engine": c.engine}
+    model |= {"data": c.data, "stop": c.stop, "lora": c.learner.lora, "tasks": c.tasks}
+    if c.chat or c.tools:
+        limits: dict[str, Any] = {"max_turns": c.max_turns, "max_context": c.max_context, "talk": c.talk}
+        task: PromptTask = ChatPromptTask(c.task, c, chat=c.chat, tools=c.tools, **limits, **model)
+    else:
+        task = PromptTask(c.task, c, **model)
     if c.reward_model:
         task.judge_by(c.reward_model)
     return task

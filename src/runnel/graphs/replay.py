@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from runnel.core.contracts.learning import Collective, Learner
 from runnel.core.errors import ConfigError
@@ -21,8 +22,11 @@ from runnel.graphs.env_task import EnvTask
 from runnel.graphs.experiment import DiskNeed, Experiment, TrainerSpec, TransformSpec, copies_at_once
 from runnel.graphs.joint_config import TeamReplayConfig
 from runnel.graphs.joint_task import JointTask
-from runnel.graphs.on_policy import check_env_memory, env_inference
+from runnel.graphs.on_policy import check_env_memory, curriculum_of, env_inference, learned_channels
 from runnel.nets.inferencer import AgentNet
+
+IN_ORDER = "the trainer sees drawn batches, not the episodes in their order; use uniform or states, or an on-policy recipe"
+"""What to do about curricula that read the episodes of training."""
 
 
 def replay_graph(
@@ -38,9 +42,6 @@ def replay_graph(
 
     A batch is `batch_size` transitions; for a recurrent network it is `batch_size` rows of `num_steps` steps.
     """
-    if c.curriculum.kind in ("plr", "alp_gmm"):
-        fix = "the trainer sees drawn batches, not the episodes in their order; use uniform or states, or an on-policy recipe"
-        raise ConfigError("curriculum.kind", c.curriculum.kind, fix)
     if c.min_fill < batch_size:
         raise ConfigError("min_fill", c.min_fill, f"must hold a batch; use at least {batch_size}")
     exact = c.staleness.mode != "window"
@@ -56,7 +57,8 @@ def replay_graph(
         ratio = replace(ratio, num_segments=ratio.segments_for(c.total_steps))
     batches = LagRule(lag=c.staleness.lag, batch=1, exact=exact)
     net = network()  # refuses actions that are not for it, before a budget that no budget would mend
-    curriculum = task.curriculum(c.curriculum)
+    curriculum = curriculum_of(c, task, without=("plr", "alp_gmm"), fix=IN_ORDER)
+    single: dict[str, Any] = {"device": "cpu", "tasks": curriculum and curriculum[0]} if isinstance(task, EnvTask) else {}
     if c.total_steps is not None and c.total_steps < c.min_fill:
         raise ConfigError("total_steps", c.total_steps, f"ends before the first update; use at least {c.min_fill}")
     experience = trajectory_stream(
@@ -98,15 +100,14 @@ def replay_graph(
             num_env_groups=c.num_env_groups,
             noise_size=net.noise_size,
             state=net.state_spec,
-            device="cpu",
-            tasks=None if curriculum is None else curriculum[0],
+            **single,
         ),
         inference=(env_inference(c, task, net, network),),
-        trainers=(TrainerSpec(learner, (Phase({"replay": 1}),), view=weighted_reward(c.channels.learned)),),
+        trainers=(TrainerSpec(learner, (Phase({"replay": 1}),), view=weighted_reward(learned_channels(c))),),
         transforms=(TransformSpec("buffer", buffer, reads=("trajectories",), writes=("replay",), paces=True),),
         evaluation=task.evaluation(network),
         curriculum=None if curriculum is None else curriculum[1],
-        check_here=task.check_states,
+        check_here=task.check_states if isinstance(task, EnvTask) else None,
         policy=lambda: task.policy(network),
         disk=lambda: DiskNeed(once=_replay_bytes(c, task) * min(c.checkpoint.copies, copies_at_once(c))),
         accelerator=c.accelerator,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol
 
+from runnel.llm.chat.config import TalkConfig
 from runnel.llm.learning.learner import TokenLearnerConfig
 from runnel.llm.model.causal_lm import ModelConfig
 
@@ -52,6 +53,7 @@ ON_TEXT: Unused = {
 OF_WARM_UP: Unused = dict.fromkeys(("demo_rows", "learner.sft_lr"), "is of the warm-up; set warmup_updates")
 OF_FILTER: Unused = all_of("filter", ("low", "high", "momentum", "retry_after"), "is of the filter of prompts; set filter.on")
 OF_NEW_TASKS: Unused = {"new_tasks.max_bytes": "is of prompts that are added during the run; set new_tasks.capacity"}
+OF_TURNS = "is of conversations of several turns, and a completion is one turn"
 OF_PRIORITIES: Unused = all_of("replay", ("alpha", "beta", "min_priority"), "is of draws by priority; set replay.prioritised")
 WITHOUT_ROLLOUTS: Unused = {
     "num_actors": "one actor reads the data",
@@ -75,6 +77,17 @@ def of_sources(tasks: Collection[str], pick: str) -> Unused:
     if not tasks:
         return own | {"sources.pick": "is of several sources of prompts; name them with --tasks NAME=TASK NAME=TASK"}
     return {"task": "tasks names the sources of prompts"} | ({} if pick == "ucb" else own)
+
+
+def of_turns(chat: str, tools: Collection[str]) -> Unused:
+    """Settings of conversations where there are none, and of prompts where an environment speaks."""
+    if not chat and not tools:
+        why = "is of conversations; name an environment with --chat, or tools with --tools"
+        return {"max_turns": why, "max_context": why, **all_of("talk", TalkConfig.__dataclass_fields__, why)}
+    if not chat:
+        return {}
+    of_prompts = dict.fromkeys(("task", "tasks", "reward_model"), "the environment of --chat says what is played, and pays")
+    return {**of_prompts, "new_tasks.capacity": "the environment of --chat makes its tasks itself"}
 
 
 def of_model(model: str) -> Unused:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from runnel.core.contracts.chat import Message
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import DataError
 from runnel.core.rng import make_seed
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.model.causal_lm import model_params, num_positions
-from runnel.llm.tokenize import Message, Tokenizer, messages_of
+from runnel.llm.tokenize import Tokenizer, messages_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

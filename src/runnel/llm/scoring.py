@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from runnel.core.contracts.chat import Message
 from runnel.core.contracts.evaluation import POLICY, Clients, EvalResult, Progress
 from runnel.core.contracts.inference import Reply, Request
 from runnel.core.records import Batch
@@ -18,7 +19,7 @@ from runnel.llm.model.causal_lm import ScalarModel, num_positions
 from runnel.llm.model.token_model import TokenModel
 from runnel.llm.sampling.pairs import pair_rows
 from runnel.llm.tasks.preferences import Pair
-from runnel.llm.tokenize import Message, Tokenizer, messages_of
+from runnel.llm.tokenize import Tokenizer, messages_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -2,6 +2,10 @@
 
 A conversation is rendered once; later turns append ids. `CharTokenizer` is ours (bytes, so any text fits); `HFTokenizer`
 wraps the tokenizer of a model folder; `PlainTokenizer` leaves roles and chat template away.
+
+Texts of messages never become control tokens: where a user or a tool writes `<|im_end|>`, that ends no turn
+(`control_tokens.py`). What the author of a data set writes for the model to say (`answer`), and prompts of a `PlainTokenizer`,
+may name them.
 """
 
 from __future__ import annotations
@@ -12,18 +16,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runnel.core.checks import check_text
-from runnel.core.errors import ConfigError, DataError, RunnelError
+from runnel.core.contracts.chat import Message
+from runnel.core.errors import ConfigError, DataError
+from runnel.llm.chat_template import ChatTemplate, Schema
 from runnel.llm.model.pretrained import embedding_rows, generation_ends
 
-Message = Mapping[str, str]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Who may speak in a conversation; which of them a model knows is up to its template."""
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>")
 FILE_NAME = "char_tokenizer.json"
 SAVED = {"kind": "bytes", "specials": list(SPECIALS)}
 """What `CharTokenizer` writes to that file."""
-STAND_IN = "0123456789"
-"""An answer that is sought in what a template makes of it."""
+CALL = "<tool_call>\n{}\n</tool_call>"
+"""How a call is written where no chat template says it."""
 
 
 class Tokenizer(Protocol):
@@ -38,7 +43,12 @@ class Tokenizer(Protocol):
     bos_id: int | None
     """What a text without a chat template starts with, if anything."""
 
-    def encode(self, text: str) -> list[int]: ...
+    takes_tools: bool
+    """Whether `render` can show tools to the model."""
+
+    def encode(self, text: str, *, control: bool = False) -> list[int]:
+        """A text as ordinary tokens. With `control`, names of control tokens in it become those tokens."""
+        ...
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Their text without special tokens: what rewards and people read."""
@@ -48,16 +58,19 @@ class Tokenizer(Protocol):
         """Their text with special tokens as they are written: where stop texts are looked for."""
         ...
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        """A conversation as the prompt of the assistant's next turn."""
+    def render(self, messages: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int]:
+        """A conversation as the prompt of the assistant's next turn, with the schemas of the tools that it may call."""
         ...
 
-    def answer(self, text: str) -> list[int]:
-        """An answer of the assistant with what ends its turn: a completion, as a demonstration or a pair has it."""
+    def answer(self, said: str | Message) -> list[int]:
+        """An answer of the assistant with what ends its turn: a completion, as a demonstration or a pair has it. A message may
+        call tools."""
         ...
 
-    def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """`tokens` (a prompt and a completion, as the engine made them), then `messages`, ready for the next turn."""
+    def extend(self, tokens: Sequence[int], messages: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int]:
+        """`tokens` (a prompt and a completion, as the engine made them), then `messages`, ready for the next turn.
+
+        A completion that was cut off gets the end of its turn first, which nobody sampled."""
         ...
 
     def save(self, folder: str | Path) -> None: ...
@@ -87,10 +100,49 @@ def _check_message(number: int, message: Any) -> None:
             raise DataError(f"{place} has {name} = {str(message.get(name))[:80]!r}; it needs a role and a content, both text")
     if message["role"] not in ROLES:
         raise DataError(f"{place}: message role {message['role']!r} is unknown; use one of {', '.join(ROLES)}")
+    for name in ("tool_call_id", "name"):
+        if not isinstance(message.get(name, ""), str):
+            raise DataError(f"{place} has {name} = {str(message[name])[:80]!r}; write it as text, or leave it out")
+    _check_calls(place, message)
+
+
+def _check_calls(place: str, message: Message) -> None:
+    calls = message.get("tool_calls") or []
+    if calls and message["role"] != "assistant":
+        raise DataError(f"{place} has tool_calls, and its role is {message['role']!r}; only an assistant calls tools")
+    if not isinstance(calls, list | tuple):
+        raise DataError(f"{place} has tool_calls = {str(calls)[:80]!r}; give a list of calls")
+    for call in calls:
+        told = call.get("function") if isinstance(call, Mapping) else None
+        named = isinstance(told, Mapping) and isinstance(told.get("name"), str) and isinstance(told.get("arguments"), Mapping)
+        if not named:
+            fix = 'write it as {"id": ..., "type": "function", "function": {"name": ..., "arguments": {...}}}'
+            raise DataError(f"{place} has the tool call {str(call)[:80]!r}; {fix}")
+
+
+def strip_end(tokens: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """A reply without the token that ended it, if one did."""
+    return list(tokens[:-1] if tokens and tokens[-1] in tokenizer.end_ids else tokens)
+
+
+def _spoken(message: Message) -> str:
+    """A message for a tokenizer without a chat template: calls of tools are written behind its content."""
+    calls = [json.dumps({k: c["function"][k] for k in ("name", "arguments")}) for c in message.get("tool_calls") or ()]
+    return "\n".join([*([message["content"]] if message["content"] or not calls else []), *map(CALL.format, calls)])
+
+
+def _no_tools(tools: Sequence[Schema]) -> None:
+    if tools:
+        names = ", ".join(str(t["function"]["name"]) for t in tools)
+        fix = "a tokenizer without a chat template cannot show tools; describe them in a message, or use a chat model (--model)"
+        raise ConfigError("tools", names, fix)
 
 
 class CharTokenizer:
     """One token a byte (UTF-8), and six special tokens: pad, bos, eos and one marker a role.
+
+    A developer speaks behind the marker of the system. The result of a tool stands behind the marker of the user, and begins
+    with `tool: `, as a user could write it too.
 
     >>> t = CharTokenizer()
     >>> t.decode(t.encode("añ"))
@@ -103,14 +155,16 @@ class CharTokenizer:
     end_ids: tuple[int, ...] = (2,)
     bos_id: int | None = 1
     vocab_size = len(SPECIALS) + 256
-    _roles: Mapping[str, int] = {"system": 3, "user": 4, "assistant": 5}
+    takes_tools = False
+    _roles: Mapping[str, int] = {"system": 3, "user": 4, "assistant": 5, "developer": 3, "tool": 4}
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, control: bool = False) -> list[int]:
+        """Its special tokens have no names in texts, with `control` or without."""
         check_text(text, "a text")
         return [len(SPECIALS) + b for b in text.encode()]
 
-    def answer(self, text: str) -> list[int]:
-        return [*self.encode(text), self.eos_id]
+    def answer(self, said: str | Message) -> list[int]:
+        return [*self.encode(said if isinstance(said, str) else _spoken(said)), self.eos_id]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of the byte tokens; special tokens are left out, bytes that are not UTF-8 become a replacement character."""
@@ -120,15 +174,20 @@ class CharTokenizer:
         special = len(SPECIALS)
         return b"".join(SPECIALS[t].encode() if t < special else bytes([t - special]) for t in tokens).decode(errors="replace")
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        return self.extend([1], messages)
+    def render(self, messages: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int]:
+        return self._append([1], messages, tools)
 
-    def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
+    def extend(self, tokens: Sequence[int], messages: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int]:
+        ended = not tokens or tokens[-1] == self.eos_id
+        return self._append([*tokens] if ended else [*tokens, self.eos_id], messages, tools)
+
+    def _append(self, tokens: list[int], messages: Sequence[Message], tools: Sequence[Schema]) -> list[int]:
+        _no_tools(tools)
         out = list(tokens)
         for message in messages:
             if (role := message["role"]) not in self._roles:
                 raise DataError(f"message role {role!r} is unknown; use one of {', '.join(self._roles)}")
-            out += [self._roles[role], *self.encode(message["content"])]
+            out += [self._roles[role], *self.encode(("tool: " if role == "tool" else "") + _spoken(message))]
             if role == "assistant":
                 out.append(self.eos_id)
         return [*out, self._roles["assistant"]]
@@ -152,12 +211,21 @@ class HFTokenizer:
         if self._inner.eos_token_id is None:
             raise ConfigError("model", str(path), "its tokenizer has no eos token; set eos_token in tokenizer_config.json")
         self.eos_id = int(self._inner.eos_token_id)
-        self._turn_end = self._find_turn_end()
+        self._template = ChatTemplate(self._inner, path)
+        self.takes_tools = self._template.takes_tools
+        lead, end = self._template.turn_end()
+        # That may be another token than eos (`<|im_end|>`, `<|eot_id|>`); eos, where there is no template or it ends no turn.
+        self._turn_end = (lead, int(self._inner.convert_tokens_to_ids(end)) if end else self.eos_id)
         self.end_ids = tuple(dict.fromkeys((self.eos_id, *generation_ends(path), self._turn_end[1])))
         self.pad_id = int(self._inner.eos_token_id if self._inner.pad_token_id is None else self._inner.pad_token_id)
         self.bos_id: int | None = None if self._inner.bos_token_id is None else int(self._inner.bos_token_id)
         self.vocab_size = len(self._inner)
         self._limit = self._checked_limit()
+
+    @property
+    def inner(self) -> Any:
+        """The tokenizer of transformers."""
+        return self._inner
 
     def _checked_limit(self) -> int | None:
         """Rows of the model's embedding, where the tokenizer has more; some models come with special tokens that only larger
@@ -171,18 +239,27 @@ class HFTokenizer:
             raise _too_large(self._path, self.vocab_size, rows)
         return rows
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, control: bool = False) -> list[int]:
+        stem = self._template.control.stem(text)
+        return self._tokens(text if control else self._template.control.hide(text, stem), stem)
+
+    def _tokens(self, text: str, stem: str) -> list[int]:
         check_text(text, "a text")
-        tokens = [int(t) for t in self._inner.encode(text, add_special_tokens=False)]
+        tokens = self._template.control.encode(text, stem)
         if self._limit is not None and tokens and max(tokens) >= self._limit:
             odd = self._inner.decode([max(tokens)])
             raise DataError(f"the text {text[:60]!r} has {odd!r}, for which {self._path} has no embedding; leave it out")
         return tokens
 
-    def answer(self, text: str) -> list[int]:
-        """The answer and the end of the assistant's turn as the chat template writes it, up to the token that ends it."""
+    def answer(self, said: str | Message) -> list[int]:
+        """The answer and the end of the assistant's turn as the chat template writes it, up to the token that ends it. A text
+        may name control tokens: the author of a demonstration writes what the model is to say (`<tool_call>`)."""
         lead, end = self._turn_end
-        return [*self.encode(text + lead), end]
+        if not isinstance(said, str) and said.get("tool_calls"):
+            _check_message(0, said)
+            tokens = self._tokens(*self._template.reply(said))
+            return tokens if self._template.control.has(tokens[-1], special=True) else [*tokens, end]
+        return [*self.encode((said if isinstance(said, str) else said["content"]) + lead, control=True), end]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._inner.decode(list(tokens), skip_special_tokens=True))
@@ -190,53 +267,35 @@ class HFTokenizer:
     def spell(self, tokens: Sequence[int]) -> str:
         return str(self._inner.decode(list(tokens), skip_special_tokens=False))
 
-    def render(self, messages: Sequence[Message], *, prompt: bool = True) -> list[int]:
-        return self.encode(self._text(messages, prompt=prompt))
+    def render(self, messages: Sequence[Message], tools: Sequence[Schema] = (), *, prompt: bool = True) -> list[int]:
+        for number, message in enumerate(messages):
+            _check_message(number, message)
+        return self._tokens(*self._template.text(messages, tools, prompt=prompt))
 
-    def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """The ids stay; the template's text for the new turns is taken from its rendering after a stand-in first turn."""
-        before: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "?"}]
-        stem, full = self.render(before, prompt=False), self.render([*before, *messages])
-        if full[: len(stem)] != stem:
-            raise DataError(
-                "the chat template rewrites earlier turns, so turns cannot be appended; render the whole conversation"
-            )
-        tail = full[len(stem) :]
-        ended = [i for i, t in enumerate(stem) if t == self._turn_end[1]]
-        closing = stem[ended[-1] + 1 :] if ended else []
-        return [*tokens, *closing, *tail]
+    def extend(self, tokens: Sequence[int], messages: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int]:
+        """The ids stay. Behind them comes what the template writes behind a stand-in reply, less the token that ends a turn if
+        the reply has it. So the text between that token and the next turn is there (a line break, mostly), which no engine
+        says, and a reply that was cut off, or ended by another token such as eos, is closed."""
+        for number, message in enumerate(messages):
+            _check_message(number, message)
+        tail = self._template.tail(messages, tools)
+        more = self._tokens(tail.rest, tail.stem)
+        if tail.ends and tokens and (number := self._ended(tokens[-1], more)):
+            return [*tokens, *more[number:]]
+        return [*tokens, *(self._tokens(tail.lead, tail.stem) if tail.lead else []), *more]
+
+    def _ended(self, last: int, more: Sequence[int]) -> int:
+        """How many tokens of a tail the reply had already, whose last token is `last`: those that end a turn, where it was
+        one of them, or what opens the next turn, for models that end their reply with that."""
+        for number, token in enumerate(more):
+            if token == last and (number == 0 or last in self.end_ids):
+                return number + 1
+            if not self._template.control.has(token):
+                break
+        return 0
 
     def save(self, folder: str | Path) -> None:
         self._inner.save_pretrained(str(folder))
-
-    def _find_turn_end(self) -> tuple[str, int]:
-        """What the chat template writes behind an answer: text, if any, and then the first special token. That may be another
-        than eos (`<|im_end|>`, `<|eot_id|>`). Eos, where there is no template or it has no such turn."""
-        talk: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": STAND_IN}]
-        try:
-            tail = self._text(talk, prompt=False).rpartition(STAND_IN)[2]
-        except RunnelError:
-            return "", self.eos_id
-        added = (token.content for token in self._inner.added_tokens_decoder.values() if token.special)
-        special = {*self._inner.all_special_tokens, *added}
-        found = [(at, -len(token), token) for token in special if token and (at := tail.find(token)) >= 0]
-        if not found:
-            return "", self.eos_id
-        at, _, token = min(found)
-        return tail[:at], int(self._inner.convert_tokens_to_ids(token))
-
-    def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
-        from jinja2 import TemplateError
-
-        if self._inner.chat_template is None:
-            fix = "its tokenizer has no chat template; use plain prompts (--data.plain), or put a chat_template.jinja there"
-            raise ConfigError("model", self._path, fix)
-        options = {"tokenize": False, "add_generation_prompt": prompt}
-        try:
-            return str(self._inner.apply_chat_template([dict(m) for m in messages], **options))
-        except TemplateError as error:
-            roles = ", ".join(m["role"] for m in messages)
-            raise DataError(f"the chat template of {self._path} refuses a conversation of {roles}: {error}") from error
 
 
 def _too_large(folder: str | Path, tokens: int, rows: int) -> ConfigError:
@@ -260,16 +319,20 @@ class PlainTokenizer:
         self.vocab_size, self.eos_id, self.pad_id, self.bos_id = inner.vocab_size, inner.eos_id, inner.pad_id, inner.bos_id
         self.end_ids = inner.end_ids
         self.encode, self.decode, self.spell, self.save = inner.encode, inner.decode, inner.spell, inner.save
+        self.takes_tools = False
 
-    def answer(self, text: str) -> list[int]:
-        return [*self.encode(text), self.eos_id]
+    def answer(self, said: str | Message) -> list[int]:
+        return [*self.encode(said if isinstance(said, str) else _spoken(said), control=True), self.eos_id]
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int]:
+        """A prompt may have been rendered before, so names of control tokens in it become those tokens."""
+        _no_tools(tools)
         start = [] if self.bos_id is None else [self.bos_id]
-        return [*start, *self.encode("\n".join(m["content"] for m in messages))]
+        return [*start, *self.encode("\n".join(map(_spoken, messages)), control=True)]
 
-    def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        return [*tokens, *self.encode("\n" + "\n".join(m["content"] for m in messages) + "\n")]
+    def extend(self, tokens: Sequence[int], messages: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int]:
+        _no_tools(tools)
+        return [*tokens, *self.encode("\n" + "\n".join(map(_spoken, messages)) + "\n")]
 
 
 def check_round_trip(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:

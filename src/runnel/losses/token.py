@@ -56,6 +56,7 @@ def sequence_policy_loss(
     clip_high: float,
     denominator: float,
     count: float,
+    mean: bool = True,
 ) -> Loss:
     """Clipped surrogate of whole sequences: GSPO (Zheng et al. 2025, arXiv:2507.18071, eq. 5 to 7). All `[M] -> []`
 
@@ -63,12 +64,14 @@ def sequence_policy_loss(
         L   = -1/N sum_i w_i min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
 
     `row` has the sequence of each token, of `num_rows`. The weight w_i of a sequence is the sum of its tokens' weights, 1
-    where each has 1/|y_i|; its advantage is the mean of theirs.
+    where each has 1/|y_i|; its advantage is the mean of theirs. Without `mean` the ratio is that of the sequence's probability,
+    `s_i = exp(sum_t (logprob_it - old_logprob_it))`.
     """
     tensors = {"old_logprob": old_logprob, "advantage": advantage, "row": row, "weight": weight}
     same_shape("sequence_policy_loss", logprob=logprob, **tensors)
     length = row_sum(torch.ones_like(logprob), row, num_rows).clamp(min=1.0)
-    ratio = torch.exp(row_sum(logprob - old_logprob, row, num_rows) / length)
+    gap = row_sum(logprob - old_logprob, row, num_rows)
+    ratio = torch.exp(gap / length if mean else gap)
     gain, hit = _clipped(ratio, row_sum(advantage, row, num_rows) / length, clip_low, clip_high)
     metrics = {
         "clip_fraction": (hit * length).sum() / count,
@@ -180,16 +183,34 @@ def entropy_loss(entropy: Tensor, *, weight: Tensor, denominator: float) -> Loss
     return Loss(-(weight * entropy).sum() / denominator)
 
 
-def token_value_loss(value: Tensor, old_value: Tensor, returns: Tensor, *, clip: float | None, denominator: float) -> Loss:
+def token_value_loss(
+    value: Tensor,
+    old_value: Tensor,
+    returns: Tensor,
+    *,
+    clip: float | None,
+    denominator: float,
+    weight: Tensor | None = None,
+) -> Loss:
     """Squared error of a critic by token, clipped around its earlier values as in PPO. `[M] -> []`
 
-    L = 1/(2N) sum_i max((V_i - R_i)^2, (V_old_i + clamp(V_i - V_old_i, -clip, clip) - R_i)^2)
+    L = 1/(2N) sum_i w_i max((V_i - R_i)^2, (V_old_i + clamp(V_i - V_old_i, -clip, clip) - R_i)^2)
+
+    All weights are 1 unless `weight` is given.
     """
-    same_shape("token_value_loss", value=value, old_value=old_value, returns=returns)
+    same_shape(
+        "token_value_loss",
+        value=value,
+        old_value=old_value,
+        returns=returns,
+        weight=value.shape if weight is None else weight,
+    )
     error = (value - returns) ** 2
     if clip is not None:
         near = old_value + (value - old_value).clamp(-clip, clip)
         error = torch.maximum(error, (near - returns) ** 2)
+    if weight is not None:
+        error, value, returns = error * weight, value * weight, returns * weight
     with torch.no_grad():
         metrics = {"value/mean": value.sum() / denominator, "value/return": returns.sum() / denominator}
     return Loss(0.5 * error.sum() / denominator, metrics)

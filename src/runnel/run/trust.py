@@ -61,7 +61,7 @@ ANY_VALUE = {
 """Settings that name a program, or a file outside of the folder that is written: any value counts."""
 OF_TRAINING = ("track", "cluster.address", "pairs_out")
 """Settings that only a run that goes on uses."""
-LIVE = ("env", "wrappers", "network", "task")
+LIVE = ("env", "wrappers", "network", "task", "chat", "tools")
 """Settings that may stand for an object of the process that made the run (`user_objects.resolve_live`)."""
 REGISTERS = {"ale_py", "gymnasium", "gymnasium_robotics", "highway_env", "minatar", "minigrid", "miniworld", "mo_gymnasium"}
 """Packages that may be imported for the environments that they register."""

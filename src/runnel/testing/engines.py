@@ -9,8 +9,14 @@ from runnel.llm.engines.requests import Engine
 from runnel.testing.engine_basics import BASICS, check_wrong_params
 from runnel.testing.engine_case import EngineCase, Logprobs
 from runnel.testing.engine_sampling import SAMPLING
+from runnel.testing.engine_sessions import SESSIONS
 
-PROPERTIES: Mapping[str, Callable[[EngineCase], None]] = {**BASICS, "wrong parameters": check_wrong_params, **SAMPLING}
+PROPERTIES: Mapping[str, Callable[[EngineCase], None]] = {
+    **BASICS,
+    "wrong parameters": check_wrong_params,
+    **SAMPLING,
+    **SESSIONS,
+}
 """The whole contract: checks by name."""
 
 

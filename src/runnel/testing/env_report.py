@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from typing import ClassVar
 
 _WIDTH = 118
 
@@ -16,6 +17,9 @@ class EnvReport(list[str]):
 
     `warnings` and `hints` do not fail the check. `print(report)` shows all three.
     """
+
+    words: ClassVar[tuple[str, str]] = ("step", "episode")
+    """What is counted."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -53,8 +57,8 @@ class EnvReport(list[str]):
     def __str__(self) -> str:
         groups = (("error", list(self)), ("warning", self.warnings), ("hint", self.hints))
         counts = [f"{len(found)} {kind}{'s' * (len(found) != 1)}" for kind, found in groups if found]
-        steps, episodes = self.num_steps, self.num_episodes
-        played = f"{steps} step{'s' * (steps != 1)}, {episodes} episode{'s' * (episodes != 1)} played"
+        numbers = zip((self.num_steps, self.num_episodes), self.words, strict=True)
+        played = ", ".join(f"{number} {word}{'s' * (number != 1)}" for number, word in numbers) + " played"
         lines = [f"{self.name}: {', '.join(counts) or 'nothing to complain about'} ({played})"]
         for kind, found in groups:
             for text in found:

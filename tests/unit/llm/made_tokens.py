@@ -52,7 +52,8 @@ def _filled(spec, rows):
 
 def talk(rng, rewards, rows_of="trajectory", turn_rewards=(), versions=(0, 0, 0, 0)):
     """A group of conversations of one to four turns. Each is one row, or (`rows_of="turn"`) a row for each turn that begins
-    with all that was said before, of which only the turn's own answer is trained: the same thing for any loss on tokens."""
+    with all that was said before, of which only the turn's own answer is trained: the same thing for any loss on tokens. All
+    turns from the third on have one key. Turns took 1, 2, 3 and 4 seconds."""
     more = {"max_turns": 4, "max_rows": 4, "turn_rewards": turn_rewards}
     spec = rollout_stream(group_size=len(rewards), max_prompt=160, max_tokens=40, rewards=("exact", *turn_rewards), **more)
     arrays, at, row, turn = spec.allocate(), 0, 0, 0
@@ -79,6 +80,7 @@ def talk(rng, rewards, rows_of="trajectory", turn_rewards=(), versions=(0, 0, 0,
                 middle - start,
                 end - start,
             )
+            arrays["turn_key"][turn], arrays["duration_s"][turn] = min(i, 2) - 1, i + 1.0
             for channel in turn_rewards:
                 arrays[f"rewards/{channel}"][turn] = float(rng.integers(0, 3))
             arrays["row_length"][row - 1] += end - at

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runnel.llm.rewards.code import python_tests
 from runnel.llm.sandbox.plain import decode, encode, from_bytes, to_bytes
-from runnel.llm.sandbox.run import SandboxConfig, _compiled, run_python
+from runnel.llm.sandbox.run import SandboxConfig, compiled, run_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 ROOMY = SandboxConfig(wall_s=20.0, memory_mb=256)
@@ -148,6 +148,6 @@ def test_nonsense_is_refused_and_nothing_but_plain_types_comes_out(form):
 
 def test_what_later_children_start_with_cannot_be_changed():
     with pytest.raises(PermissionError):
-        os.pwrite(_compiled("child"), b"x", 0)
+        os.pwrite(compiled("child"), b"x", 0)
     with pytest.raises(PermissionError):
-        os.ftruncate(_compiled("child"), 0)
+        os.ftruncate(compiled("child"), 0)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sandbox_forms as forms
 
 from runnel.core.errors import ConfigError
 from runnel.llm.sandbox.run import SandboxConfig, protection, run_python
@@ -23,13 +24,18 @@ QUICK = SandboxConfig(wall_s=1.0, cpu_s=1, memory_mb=256, file_mb=1, scratch_mb=
 WITHOUT = [(), ("namespaces",), ("seccomp",)]
 
 
-def attack(code: str, *, config: SandboxConfig = QUICK, without: tuple[str, ...] = (), **kwargs):
-    """Run code that raises when an attack is refused, and prints `bad` when it succeeds."""
-    weaker = replace(config, allow_weaker=bool(without))
-    return run_python(textwrap.dedent(code), config=weaker, without=without, **kwargs)
+@pytest.fixture(params=forms.FORMS)
+def attack(request):
+    """Runs code that raises when an attack is refused, and prints `bad` when it succeeds."""
+
+    def run(code: str, *, config: SandboxConfig = QUICK, without: tuple[str, ...] = ()):
+        weaker = replace(config, allow_weaker=bool(without))
+        return forms.run(request.param, textwrap.dedent(code), config=weaker, without=without)
+
+    return run
 
 
-def test_the_attacks_are_real(tmp_path):
+def test_the_attacks_are_real(attack, tmp_path):
     """Without confinement they succeed; so the tests below can fail."""
     secret = tmp_path / "secret.txt"
     secret.write_text("hunter2")
@@ -46,6 +52,11 @@ def test_good_code_runs():
     big = "x" * 300_000
     assert run_python("import sys\nprint(len(sys.stdin.read()))", stdin=big, config=QUICK).stdout == "300000\n"
     assert run_python(f"s = {big!r}\nprint(len(s))", config=QUICK).stdout == "300000\n"
+
+
+def test_texts_hash_alike_in_each_run():
+    """Else the same code prints sets in another order, and is rewarded differently."""
+    assert len({run_python("print(hash('a'), {*'abcdefgh'})", config=QUICK).stdout for _ in range(3)}) == 1
 
 
 def test_errors_and_exit_codes_come_back():
@@ -80,7 +91,7 @@ def test_passing_cannot_be_faked_cheaply(cheat):
 
 
 @pytest.mark.parametrize("without", WITHOUT)
-def test_fork_bomb(without, tmp_path, monkeypatch):
+def test_fork_bomb(attack, without, tmp_path, monkeypatch):
     """Bounded at 128 processes: where the kernel does not count them (root, without seccomp), an endless bomb would be real."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other tests have sandboxes at the same time
     bomb = "import os, time\nfor _ in range(127):\n    if os.fork() == 0: break\ntime.sleep(4321)"
@@ -97,7 +108,7 @@ def sandboxed(folder: Path) -> list[str]:
     return [pid for pid, place in found if "runnel-sandbox-" in place and place.startswith(str(folder))]
 
 
-def test_processes_of_a_sandbox_are_seen_while_they_run(tmp_path, monkeypatch):
+def test_processes_of_a_sandbox_are_seen_while_they_run(attack, tmp_path, monkeypatch):
     """So that the test above can fail."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     running = threading.Thread(target=attack, args=("while True: pass",))
@@ -119,7 +130,7 @@ def folder_of(pid: str) -> str:
         return ""
 
 
-def test_memory_bomb():
+def test_memory_bomb(attack):
     result = attack("x = []\nwhile True: x.append(bytearray(10 ** 7))")
     assert result.status == "memory"
     assert attack("x = 'a' * 10 ** 10").status == "memory"
@@ -127,13 +138,13 @@ def test_memory_bomb():
     assert "bad" not in beside.stdout
 
 
-def test_thread_bomb():
+def test_thread_bomb(attack):
     code = "import threading, time\nthreading.stack_size(32768)\n"
     code += "for _ in range(100000): threading.Thread(target=time.sleep, args=(60,)).start()"
     assert attack(code).status in ("failed", "timeout", "memory")
 
 
-def test_infinite_loops():
+def test_infinite_loops(attack):
     began = time.perf_counter()
     assert attack("while True: pass").status in ("timeout", "failed")
     assert attack("import time; time.sleep(60)").status == "timeout"
@@ -142,7 +153,7 @@ def test_infinite_loops():
     assert time.perf_counter() - began < 8.0
 
 
-def test_big_files():
+def test_big_files(attack):
     result = attack("f = open('x', 'wb')\nfor _ in range(100): f.write(bytes(10 ** 6)); f.flush()\nprint('bad')")
     assert "bad" not in result.stdout
     many = attack("for i in range(100): open(str(i), 'wb').write(bytes(10 ** 6 // 2))\nprint('bad')")
@@ -150,7 +161,7 @@ def test_big_files():
 
 
 @pytest.mark.parametrize("without", WITHOUT)
-def test_sockets(without):
+def test_sockets(attack, without):
     code = """
         import socket
         s = socket.socket()
@@ -166,7 +177,7 @@ def test_sockets(without):
     assert "bad" not in attack("import socket\nsocket.gethostbyname('localhost')\nprint('bad')", without=("seccomp",)).stdout
 
 
-def test_environment(monkeypatch):
+def test_environment(attack, monkeypatch):
     monkeypatch.setenv("RUNNEL_SECRET_FOR_TEST", "hunter2")
     result = attack("import os\nprint(dict(os.environ))")
     assert result.status == "ok"
@@ -175,7 +186,7 @@ def test_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("without", WITHOUT)
-def test_files_of_the_user(without, tmp_path):
+def test_files_of_the_user(attack, without, tmp_path):
     secret = tmp_path / "secret.txt"
     secret.write_text("hunter2")
     for code in (
@@ -199,7 +210,7 @@ def test_files_of_the_user(without, tmp_path):
 
 
 @pytest.mark.parametrize("without", WITHOUT)
-def test_killing_others(without):
+def test_killing_others(attack, without):
     bystander = subprocess.Popen(["sleep", "60"])
     try:
         code = f"""
@@ -221,7 +232,7 @@ def test_killing_others(without):
 
 
 @pytest.mark.parametrize("without", WITHOUT)
-def test_nothing_is_left_behind(without):
+def test_nothing_is_left_behind(attack, without):
     code = """
         import ctypes, os, time
         ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
@@ -254,7 +265,7 @@ def running_in(folder: str) -> list[str]:
     return found
 
 
-def test_printing_gigabytes():
+def test_printing_gigabytes(attack):
     began = time.perf_counter()
     result = attack("while True: print('x' * 10 ** 6)")
     assert result.status == "output"
@@ -264,12 +275,13 @@ def test_printing_gigabytes():
                   "    except OSError: pass").status in ("output", "timeout", "failed")  # fmt: skip
 
 
-def test_refuses_where_promises_cannot_be_kept():
+@pytest.mark.parametrize("form", forms.FORMS)
+def test_refuses_where_promises_cannot_be_kept(form):
     with pytest.raises(ConfigError, match=r"cannot keep its promises: files \(landlock.*allow_weaker"):
-        run_python("print('bad')", config=QUICK, without=("landlock",))
+        forms.run(form, "print('bad')", config=QUICK, without=("landlock",))
     with pytest.raises(ConfigError, match="network"):
-        run_python("print('bad')", config=QUICK, without=("namespaces", "seccomp"))
-    weaker = run_python("print('ran')", config=SandboxConfig(allow_weaker=True), without=("landlock",))
+        forms.run(form, "print('bad')", config=QUICK, without=("namespaces", "seccomp"))
+    weaker = forms.run(form, "print('ran')", config=SandboxConfig(allow_weaker=True), without=("landlock",))
     assert (weaker.stdout, set(weaker.broken)) == ("ran\n", {"files"})
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import sandbox_attempts as attempts
+import sandbox_forms as forms
 import sandbox_programs as programs
 
 from runnel.core.errors import ConfigError
@@ -71,33 +72,39 @@ def outside(tmp_path_factory):
     box.listener.close()
 
 
-def attempt(part: str, outside: Outside, *, without: tuple[str, ...]) -> dict[str, int]:
+@pytest.fixture(params=forms.FORMS)
+def form(request):
+    """The form of the sandbox: a program of its own, or a session."""
+    return request.param
+
+
+def attempt(form: str, part: str, outside: Outside, *, without: tuple[str, ...]) -> dict[str, int]:
     """Each attempt with the error it got, 0 for none."""
     code = attempts.program(PARTS[part], str(outside.folder), os.getpid())
     config = SandboxConfig(wall_s=20.0, memory_mb=256, allow_weaker=bool(without))
-    result = run_python(code, config=config, without=without)
+    result = forms.run(form, code, config=config, without=without)
     assert result.status == "ok", result.stderr
     return json.loads(result.stdout)
 
 
-def test_the_attempts_are_real(outside):
+def test_the_attempts_are_real(form, outside):
     """Without confinement they get through; so the tests below can fail."""
     off = ("namespaces", "landlock", "seccomp", "user")
-    files = attempt("FILES", outside, without=off)
+    files = attempt(form, "FILES", outside, without=off)
     assert {name for name, code in files.items() if code == 0} >= {"fchmodat 4755", "utimensat", "truncate", "os.setxattr"}
     assert outside.look() != outside.before
-    sockets = attempt("SOCKETS", outside, without=off)
+    sockets = attempt(form, "SOCKETS", outside, without=off)
     assert sockets["descriptor passed out"] == 0
     assert outside.heard() == [(b"out", 0), (b"\0", 1)]
-    through = {part: attempt(part, outside, without=off) for part in ("WATCHERS", "PROCESSES")}
+    through = {part: attempt(form, part, outside, without=off) for part in ("WATCHERS", "PROCESSES")}
     assert not {through["WATCHERS"][name] for name in ("inotify", "asynchronous input", "hidden no more")} & NOT_ALLOWED
     assert not {through["PROCESSES"][name] for name in ("signal", "group of another", "process")} & NOT_ALLOWED
 
 
 @pytest.mark.parametrize("without", [(), ("namespaces",)])
 @pytest.mark.parametrize("part", PARTS)
-def test_every_attempt_is_refused_with_an_ordinary_error(part, without, outside):
-    got = attempt(part, outside, without=without)
+def test_every_attempt_is_refused_with_an_ordinary_error(form, part, without, outside):
+    got = attempt(form, part, outside, without=without)
     allowed = NOT_ALLOWED | ({errno.ENOENT, errno.EROFS, errno.EACCES, errno.ENOTSUP} if part == "FILES" else set())
     named = got.pop("files of another", None)  # names, those in /proc too, are hidden by a root of its own alone
     assert named in (None, 0 if without or not HAS_ROOT else errno.ENOENT)
@@ -109,14 +116,14 @@ def test_every_attempt_is_refused_with_an_ordinary_error(part, without, outside)
 
 @pytest.mark.skipif(not HAS_ROOT, reason="needs namespaces")
 @pytest.mark.parametrize("part", ["FILES", "SOCKETS"])
-def test_a_root_of_its_own_holds_without_the_filter(part, outside):
-    attempt(part, outside, without=("seccomp",))
+def test_a_root_of_its_own_holds_without_the_filter(form, part, outside):
+    attempt(form, part, outside, without=("seccomp",))
     assert outside.look() == outside.before
     assert outside.heard() == []
 
 
 @pytest.mark.skipif(not HAS_ROOT, reason="needs namespaces")
-def test_the_root_cannot_be_left_even_without_the_filter(outside):
+def test_the_root_cannot_be_left_even_without_the_filter(form, outside):
     """The usual way out of a chroot needs the right to enter another, which a new user namespace would give."""
     code = f"""
 import ctypes, os
@@ -128,45 +135,52 @@ for _ in range(20): os.chdir("..")
 print(os.path.exists({str(outside.victim)[1:]!r}), os.path.exists("etc/passwd"))
 """
     weaker = SandboxConfig(wall_s=20.0, memory_mb=256, allow_weaker=True)
-    assert run_python(code, config=weaker, without=("seccomp",)).stdout == "-1\nrefused\nFalse False\n"
+    assert forms.run(form, code, config=weaker, without=("seccomp",)).stdout == "-1\nrefused\nFalse False\n"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the second way into the kernel is that of x86")
-def test_calls_of_another_architecture_are_refused_not_killed():
+def test_calls_of_another_architecture_are_refused_not_killed(form):
     code = """
         import ctypes, mmap
         page = mmap.mmap(-1, 4096, prot=7)
         page.write(bytes.fromhex("b814000000cd80c3"))  # getpid, as a program of 32 bits asks for it
         print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))())
     """
-    result = run_python("\n".join(line.strip() for line in code.splitlines()), config=ROOMY)
+    result = forms.run(form, "\n".join(line.strip() for line in code.splitlines()), config=ROOMY)
     assert result.stdout == f"{-errno.ENOSYS}\n" or result.exit_code == -11  # a kernel without such programs: SIGSEGV
 
 
 @pytest.mark.skipif(not HAS_ROOT, reason="needs namespaces")
-def test_nothing_of_the_outside_is_in_sight(outside):
+def test_nothing_of_the_outside_is_in_sight(form, outside):
     paths = ["/etc/passwd", "/proc/self", "/sys", "/usr/bin", str(outside.victim), str(Path.home() / ".ssh"), sys.executable]
     code = f"import os\nprint([p for p in {paths!r} if os.path.lexists(p)], os.listdir('.'))"
-    assert run_python(code, config=ROOMY).stdout == "[] []\n"
+    assert forms.run(form, code, config=ROOMY).stdout == "[] []\n"
 
 
-def test_no_file_of_the_outside_is_left_open():
-    code = """
+OPEN_FILES = """
 import os, stat
 for fd in range(64):
     try: found = os.fstat(fd)
     except OSError: continue
     if not stat.S_ISFIFO(found.st_mode): print(fd, found.st_size, found.st_uid == os.getuid())
 """
+
+
+def test_no_file_of_the_outside_is_left_open(form):
+    assert forms.run(form, OPEN_FILES, config=ROOMY).stdout in ("0 0 False\n", "0 0 True\n")
+
+
+def test_no_file_of_the_outside_is_left_open_to_code_with_input_or_tests():
+    code = OPEN_FILES
     assert run_python(code, stdin="abc", config=ROOMY).stdout in ("0 3 False\n", "0 3 True\n")
     code += "def f(): return 1"
     assert run_python(code, checks=("assert f() == 1",), config=ROOMY).stdout in ("0 0 False\n", "0 0 True\n")
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="root alone can become another user")
-def test_root_runs_code_as_a_user_that_nobody_is():
+def test_root_runs_code_as_a_user_that_nobody_is(form):
     code = "import os\nprint(os.getresuid(), os.getresgid(), os.getgroups())\nopen('x', 'w').write('x')"
-    first, second = (run_python(code, config=ROOMY) for _ in range(2))
+    first, second = (forms.run(form, code, config=ROOMY) for _ in range(2))
     assert first.protection["user"] == ""
     assert first.stdout != second.stdout
     user = int(first.stdout[1:].split(",")[0])
@@ -177,22 +191,23 @@ def test_root_runs_code_as_a_user_that_nobody_is():
     assert run_python(shared, checks=checks, config=ROOMY).checks == (True, True)
     library = Path(os.__file__).parent
     readable = all(stat.S_IXOTH & folder.stat().st_mode for folder in (library, *library.parents))
-    bare = run_python("import json, os\nprint(os.getuid() > 0)", config=ROOMY, without=("namespaces",))
+    bare = forms.run(form, "import json, os\nprint(os.getuid() > 0)", config=ROOMY, without=("namespaces",))
     assert bare.stdout == f"{readable}\n"
     assert bare.protection["user"] == "" if readable else "could not read" in bare.protection["user"]
 
 
 @pytest.mark.parametrize("without", [(), ("namespaces",)])
-def test_ordinary_programs_run(without):
+def test_ordinary_programs_run(form, without):
     chosen = ["ALWAYS", "(copies,)"][: 1 if without or not HAS_ROOT else 2]
     run = f"\nfor each in {' + '.join(chosen)}:\n    each()\nprint('all')\n"
-    result = run_python(Path(programs.__file__).read_text() + run, config=ROOMY, without=without)
-    assert (result.stdout, result.status) == ("all\n", "ok"), result.stderr
+    result = forms.run(form, Path(programs.__file__).read_text() + run, config=ROOMY, without=without)
+    beside = {"program": "", "session": "on stderr\n"}  # a session's two streams are one
+    assert (result.stdout, result.status) == (f"{beside[form]}all\n", "ok"), result.stderr
 
 
-def test_modes_and_times_cannot_be_changed_where_others_could_be_reached():
+def test_modes_and_times_cannot_be_changed_where_others_could_be_reached(form):
     for line in ("os.chmod('x', 0o600)", "os.utime('x')", "os.chown('x', os.getuid(), -1)"):
-        result = run_python(f"import os\nopen('x', 'w')\n{line}", config=ROOMY, without=("namespaces",))
+        result = forms.run(form, f"import os\nopen('x', 'w')\n{line}", config=ROOMY, without=("namespaces",))
         assert "PermissionError: [Errno 1] Operation not permitted" in result.stderr
 
 
@@ -203,8 +218,8 @@ def test_standard_input_has_its_name(without):
     assert run_python(code, stdin=text, config=ROOMY, without=without).stdout == "300000 300000 0\n"
 
 
-def test_without_the_filter_code_is_refused():
+def test_without_the_filter_code_is_refused(form):
     with pytest.raises(ConfigError, match=r"cannot keep its promises: files \(seccomp: not tried\)"):
-        run_python("print(1)", config=ROOMY, without=("seccomp",))
+        forms.run(form, "print(1)", config=ROOMY, without=("seccomp",))
     with pytest.raises(ConfigError, match=r"files \(seccomp: not tried\); network"):
-        run_python("print(1)", config=ROOMY, without=("seccomp", "namespaces"))
+        forms.run(form, "print(1)", config=ROOMY, without=("seccomp", "namespaces"))

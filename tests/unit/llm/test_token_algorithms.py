@@ -21,12 +21,17 @@ from runnel.llm.algorithms.base import PAIR, SCORE
 from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
 from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
 from runnel.llm.algorithms.dpo import DPO, DPOConfig, OnlineDPO
+from runnel.llm.algorithms.gigpo import GiGPO, GiGPOConfig
 from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
+from runnel.llm.algorithms.grpo_roc import GRPORoC, GRPORoCConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
+from runnel.llm.algorithms.loop import LOOP, LOOPConfig
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
 from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
 from runnel.llm.algorithms.reward_model import RewardModelling
 from runnel.llm.algorithms.sft import SupervisedFineTuning
+from runnel.llm.algorithms.spa import SPA, SPAConfig
+from runnel.llm.algorithms.turn_ppo import TurnPPO, TurnPPOConfig
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.learning.batches import join_rows
@@ -54,6 +59,14 @@ ALGORITHMS = {
     "decoupled, loglinear": lambda: DecoupledPPO(DecoupledConfig(proximal="loglinear", behaviour="mask"), **BOTH),
     "decoupled, reuse": lambda: DecoupledPPO(DecoupledConfig(proximal="reuse"), **BOTH),
     "ppo": lambda: TokenPPO(TokenPPOConfig(kl_coef=0.1, kl_in="reward"), **BOTH),
+    "gigpo": lambda: GiGPO(GiGPOConfig(kl_coef=0.1, kl_in="reward"), **BOTH),
+    "turn_ppo": lambda: TurnPPO(TurnPPOConfig(kl_coef=0.1, kl_in="reward"), **BOTH),
+    "turn_ppo, raw": lambda: TurnPPO(TurnPPOConfig(normalise=False), **BOTH),
+    "loop": lambda: LOOP(LOOPConfig(), **BOTH),
+    "loop, turns": lambda: LOOP(LOOPConfig(ratio="turn"), **BOTH),
+    "loop, trajectories": lambda: LOOP(LOOPConfig(ratio="trajectory"), **BOTH),
+    "grpo_roc": lambda: GRPORoC(GRPORoCConfig(keep=0.7), **BOTH),
+    "spa": lambda: SPA(SPAConfig(), **BOTH),
     "online_dpo": lambda: OnlineDPO(DPOConfig(), channels={"exact": 1.0}),
     "dpo": lambda: DPO(DPOConfig(beta=0.5, chosen_coef=0.3)),
     "reward_model": RewardModelling,
@@ -90,7 +103,7 @@ def learner_of(name, segments, **changes):
 
 def wake_critic(learner, name):
     """A critic starts at 0 everywhere, where nothing reaches its body: give it a head."""
-    if name == "ppo":
+    if "value" in ALGORITHMS[name]().needs:
         weight = learner._critic().model.score.weight.data
         weight.copy_(torch.empty(weight.shape).normal_(generator=torch.Generator().manual_seed(1)))
 

@@ -49,6 +49,8 @@ ALWAYS = {
         "eval.pass_reward",
         "aipo.max_ratio",
         "ppo.value_clip",
+        "turn_ppo.value_clip",
+        "loop.ratio",
         "clip_low",
         "clip_high",
         "behaviour",

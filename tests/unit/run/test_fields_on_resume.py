@@ -50,6 +50,8 @@ OWN = {
     "stream_ac": ("stream_ac.",),
     "stream_q": ("stream_q.",),
     "grpo": ("grpo.", "learner.", "top_", "min_p"),
+    "gigpo": ("gigpo.step_coef", "gigpo.scale"),
+    "loop": ("loop.ratio",),
 }
 """Recipes, and what of them is changed here; others have settings of the same classes."""
 STEPS = {"learner.num_epochs": 3, "learner.lr": 0.1}
@@ -68,6 +70,7 @@ NOT_HERE = {
     "learner.sft_lr": "is of the warm-up, which is over",
     "learner.critic_lr": "grpo has no critic",
     "learner.shard": "system/test_sharded_runs.py",
+    "grpo.duration_power": "completions have no durations",
     "replay.mmap_dir": "the memory is made there, as that of a new run",
 }
 

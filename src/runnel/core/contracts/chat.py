@@ -68,6 +68,18 @@ class Turn:
         """Whether the agent does not speak again."""
         return self.terminated or self.truncated
 
+    @property
+    def heard(self) -> tuple[Message, ...]:
+        """The new messages, whatever form they were given in."""
+        assert not isinstance(self.messages, str), "a text was made a message"
+        return tuple(self.messages)
+
+    @property
+    def earned(self) -> Mapping[str, float]:
+        """The rewards by channel, whatever form they were given in."""
+        assert isinstance(self.rewards, Mapping), "a number was made a channel"
+        return self.rewards
+
 
 class ChatEnv(Protocol):
     """A conversation with one agent. Both methods may be `async`; what they raise is a failure that is counted, never a reward.

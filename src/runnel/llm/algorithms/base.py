@@ -4,8 +4,8 @@ An annotation says for every token of which kind it is (`component`), how much i
 pushed (`advantage`). The learner sums the components and never learns an algorithm's name.
 
 `PolicyAlgorithm` is what policy algorithms share: the trajectory's reward, credit spread over the tokens of its rows, and the
-optional KL and entropy components. An algorithm overrides `credit` (how good was a trajectory), `loss` (of the tokens), and
-perhaps `aggregation`.
+optional KL and entropy components. An algorithm overrides `credit` (how good was a trajectory) or, where turns or tokens of one
+trajectory differ, `token_credit`; then `loss` (of the tokens), and perhaps `aggregation`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
 from runnel.core.resuming import NEXT_UPDATE, OnResume, live, may_change
+from runnel.llm.algorithms.turns import Turns
 from runnel.llm.learning.batches import NONE, PAIR, POLICY, SCORE, SFT, MicroBatch, token_owner
 from runnel.losses.base import Loss
 from runnel.losses.token import entropy_loss, kl_loss, policy_loss
 from runnel.ops.credit import group_spread, row_index, row_sum
+from runnel.ops.turns import duration_weights, spread_turns, turn_sum
 
 __all__ = ["NONE", "PAIR", "POLICY", "SCORE", "SFT", "Aggregation", "Algorithm", "Component", "Part"]
 
@@ -69,7 +71,8 @@ class Component:
     `loss(part, denominator)` divides by `denominator/<name>` of the global batch (`denominator` names another's). `uses` says
     which model it trains. `metrics` names what it shows. It trains from the algorithm's batch number `start` on. With
     `by_advantage`, tokens whose advantage is 0 have no gradient. `tempered`: log-probabilities are those of what rollouts were
-    sampled from, at their temperature; otherwise the model's own, at 1.
+    sampled from, at their temperature; otherwise the model's own, at 1. With `by_denominator` the metrics are means over the
+    denominator, otherwise over the component's tokens.
     """
 
     loss: Callable[[Part, float], Loss]
@@ -81,6 +84,7 @@ class Component:
     start: int = 0
     by_advantage: bool = False
     tempered: bool = True
+    by_denominator: bool = False
 
 
 class Algorithm(Protocol):
@@ -166,8 +170,10 @@ class PolicyConfig:
             switches=False,
         )
         | live("entropy_coef")
-        | may_change("kl_in")
+        | may_change("kl_in", "duration_power")
     )
+    of_turns: ClassVar[tuple[str, ...]] = ("duration_power",)
+    """Settings that make a difference only where trajectories are conversations of several turns."""
 
     kl_coef: float = bounded(0.0, at_least=0)
     """Weight of the KL to a reference policy; 0 keeps no reference."""
@@ -175,6 +181,9 @@ class PolicyConfig:
     """Where the KL counts: as a loss component (the k3 estimator), or subtracted from the reward."""
     entropy_coef: float = bounded(0.0, at_least=0)
     """Weight of the entropy bonus."""
+    duration_power: float = bounded(0.0, at_least=0)
+    """Turns of conversations count by their duration (of tools and environment) to this power, over the batch's mean of it; 0:
+    all alike."""
 
     def unused(self) -> dict[str, str]:
         """Settings that the algorithm, as it is set, does not read, and why."""
@@ -214,6 +223,11 @@ class PolicyAlgorithm:
         """The advantage of each trajectory. `[B] -> [B]`"""
         raise NotImplementedError
 
+    def token_credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Batch:
+        """The `advantage` of each token `[N]` (looked at where `loss_mask` holds), and other annotations that come with it.
+        Here each token has the advantage of its trajectory. `rewards` `[B]` are those of `shaped`."""
+        return Batch(advantage=self.credit(rewards, rows, collective)[token_owner(rows)])
+
     def loss(self, part: Part, denominator: float) -> Loss:
         """The loss of the sampled tokens: a sum over them, divided by `denominator`."""
         raise NotImplementedError
@@ -239,16 +253,40 @@ class PolicyAlgorithm:
         out = Batch({k: rows[k] for k in ("tokens", "row_length", "row_owner", *OPTIONAL) if k in rows})
         out |= {"component": mask.to(torch.int8) * POLICY, "weight": weight, "denominator/policy": share}
         out["unit"] = torch.arange(len(length))
-        out["advantage"] = self.credit(self.shaped(rewards, rows), rows, collective)[token_owner(rows)] * mask
+        out |= self.token_credit(self.shaped(rewards, rows), rows, collective)
+        out["advantage"] = out["advantage"] * mask
+        if self.config.duration_power:
+            out["advantage"] = out["advantage"] * self.by_duration(rows, collective)
         return Batch(out | self.stats(rows, rewards))
 
     def shaped(self, rewards: Tensor, rows: Batch) -> Tensor:
         """Rewards as credit is given for them: minus `kl_coef` times the trajectory's log-ratio to the reference, if that is
         wanted. `[B]`"""
-        if not (self.config.kl_coef and self.config.kl_in == "reward"):
+        if not self._kl_in_reward:
             return rewards
-        gap = (rows["logprob"] - rows["reference_logprob"]) * rows["loss_mask"]
-        return rewards - self.config.kl_coef * row_sum(gap, token_owner(rows), len(rewards))
+        return rewards - self.config.kl_coef * row_sum(_reference_gap(rows), token_owner(rows), len(rewards))
+
+    def turn_rewards(self, rows: Batch, turns: Turns) -> Tensor:
+        """What each turn earns, as credit is given for it: over the turns of a trajectory it adds up to its reward, with the
+        log-ratio to the reference subtracted where `shaped` does so. `[U]`"""
+        earned = turns.rewards(rows, self.channels)
+        if not self._kl_in_reward:
+            return earned
+        return earned - self.config.kl_coef * turn_sum(_reference_gap(rows), turns.token, len(turns))
+
+    @property
+    def _kl_in_reward(self) -> bool:
+        return self.config.kl_coef > 0 and self.config.kl_in == "reward"
+
+    def by_duration(self, rows: Batch, collective: Collective) -> Tensor:
+        """Weights of tokens by how long their turns took (Yang et al. 2025, arXiv:2509.01684: the gradient of an action is
+        weighed by its duration, because workers that never wait for each other deliver more of the quick ones). The mean over
+        the turns of the global batch is 1. `[N]`"""
+        if "duration_s" not in rows:
+            fix = "use 0: this stream has no turns, and so no durations"
+            raise ConfigError("duration_power", self.config.duration_power, fix)
+        weight = duration_weights(rows["duration_s"], power=self.config.duration_power, collective=collective)
+        return spread_turns(weight, Turns.of(rows).token)
 
     def stats(self, rows: Batch, rewards: Tensor) -> Batch:
         """What a user watches; trajectories without a trained token (a baseline) are left out. NaN is what nothing was measured
@@ -268,10 +306,14 @@ class PolicyAlgorithm:
             stats["rows_per_trajectory"] = torch.tensor(len(rows["row_length"]) / len(rewards))
         if "turn_row" in rows:
             stats["turns_per_trajectory"] = torch.tensor(len(rows["turn_row"]) / len(rewards))
-        if self.config.kl_coef and self.config.kl_in == "reward":
-            gap = (rows["logprob"] - rows["reference_logprob"]) * rows["loss_mask"]
-            stats["kl"] = gap.sum() / tokens.sum()
+        if self._kl_in_reward:
+            stats["kl"] = _reference_gap(rows).sum() / tokens.sum()
         return Batch({f"stats/{k}": v for k, v in stats.items()})
+
+
+def _reference_gap(rows: Batch) -> Tensor:
+    """The log-ratio of behaviour and reference at each sampled token. `[N]`"""
+    return (rows["logprob"] - rows["reference_logprob"]) * rows["loss_mask"]
 
 
 def clipped_loss(part: Part, denominator: float, config: ClipConfig) -> Loss:

@@ -75,13 +75,13 @@ class TokenPPO(PolicyAlgorithm):
         """Those of every policy algorithm, after the critic's warm-up, and the critic's own."""
         start = self.config.critic_warmup
         policy = {name: replace(component, start=start) for name, component in super().components.items()}
-        return policy | {"value": Component(self._value_loss, uses="value", metrics=("value/mean", "value/return"))}
+        shown = ("value/mean", "value/return")
+        return policy | {"value": Component(self._value_loss, uses="value", metrics=shown, by_denominator=True)}
 
     def loss(self, part: Part, denominator: float) -> Loss:
         return clipped_loss(part, denominator, self.config)
 
-    def annotate(self, rows: Batch, collective: Collective) -> Batch:
-        out = super().annotate(rows, collective)
+    def token_credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Batch:
         mask, length, owner = rows["loss_mask"], rows["row_length"], rows["row_owner"]
         advantage, returns = token_gae(
             self.token_rewards(rows),
@@ -95,12 +95,8 @@ class TokenPPO(PolicyAlgorithm):
         stats = explained_variance(rows["value"][mask], returns[mask], collective)
         if self.config.normalise:
             advantage = normalised(advantage, mask, collective)
-        out |= {"advantage": advantage, "return": returns, "denominator/value": aggregate(mask, length, owner, "token")[1]}
+        out = {"advantage": advantage, "return": returns, "denominator/value": aggregate(mask, length, owner, "token")[1]}
         return Batch(out | {"stats/value/explained_variance": stats})
-
-    def credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Tensor:
-        """Trajectories get no credit as a whole: tokens do."""
-        return torch.zeros_like(rewards)
 
     def token_rewards(self, rows: Batch) -> Tensor:
         """What each token earns: rewards of its trajectory at the last one, those of tokens and turns where they are. `[N]`"""

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class EngineConfig:
     """The engine that completes tokens (docs/guides/engines.md)."""
 
-    on_resume: ClassVar[OnResume] = may_change("precision", "on_update", then="the engine starts that way") | stays(
-        "kind", "num_slots", "fixed_shapes", why="completions that are on their way are in the checkpoint in that form"
-    )
+    on_resume: ClassVar[OnResume] = may_change(
+        "precision", "on_update", "keep_prefixes", then="the engine starts that way"
+    ) | stays("kind", "num_slots", "fixed_shapes", why="completions that are on their way are in the checkpoint in that form")
 
     kind: Literal["native", "hf", "vllm"] = "native"
     """native: in this process, the default; hf: plain transformers, slow, a reference; vllm: vLLM in a child process."""
@@ -42,13 +42,18 @@ class EngineConfig:
     fixed_shapes: bool = False
     """native: compute in shapes that do not depend on other requests, so that tokens do not depend on them either, to the last
     bit."""
+    keep_prefixes: bool = True
+    """native: keep the keys and values of a conversation for its next turn, in slots that are free; never with `fixed_shapes`
+    (vllm keeps them by itself until the weights change, hf never)."""
     vllm: VllmConfig = field(default_factory=VllmConfig)
 
     def unused(self) -> dict[str, str]:
         """Settings that this kind of engine does not read, and why."""
         found = {} if self.kind == "vllm" else {"vllm": "is for engine.kind vllm"}
-        native = {} if self.kind == "native" else dict.fromkeys(("on_update", "fixed_shapes"), "is for engine.kind native")
-        return found | native
+        own = ("on_update", "fixed_shapes", "keep_prefixes")
+        native = {} if self.kind == "native" else dict.fromkeys(own, "is for engine.kind native")
+        fixed = {"keep_prefixes": "is off already: engine.fixed_shapes computes each prompt whole"} if self.fixed_shapes else {}
+        return found | fixed | native
 
     def precision_on(self, device: str) -> Precision:
         """`precision`, chosen for a device."""
@@ -100,6 +105,7 @@ def make_engine(
             decode_text=decode_text,
             on_update=config.on_update,
             fixed_shapes=config.fixed_shapes,
+            keep_prefixes=config.keep_prefixes,
         )
     with tempfile.TemporaryDirectory(prefix="runnel-vllm-") as made:
         if not folder:

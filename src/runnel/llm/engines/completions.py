@@ -12,7 +12,7 @@ import torch
 
 from runnel.core.contracts.inference import Reply, Request
 from runnel.core.state import State
-from runnel.llm.engines.requests import QueuedEngine, reply_rows, request_data, request_of, sampling_of
+from runnel.llm.engines.requests import QueuedEngine, reply_rows, request_data, request_of, sampling_of, session_of
 from runnel.llm.engines.stops import completes
 
 
@@ -25,6 +25,8 @@ class Completion:
     logprobs: list[float] = field(default_factory=list)
     sampling_logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    prefilled: int = 0
+    """Tokens that were put into the cache for it."""
     key: str = ""
     """vllm: its name in vLLM's process."""
 
@@ -32,6 +34,7 @@ class Completion:
         rows = self.request.rows
         self.prompt: list[int] = rows["tokens"].tolist()
         self.max_tokens, self.seed, self.sampling = int(rows["max_tokens"]), int(rows["seed"]), sampling_of(rows)
+        self.session = session_of(rows)
 
     def data(self) -> State:
         return request_data(self.request) | {
@@ -39,13 +42,14 @@ class Completion:
             "logprob": torch.tensor(self.logprobs, dtype=torch.float64),
             "sampling_logprob": torch.tensor(self.sampling_logprobs, dtype=torch.float64),
             "policy_version": torch.tensor(self.versions, dtype=torch.int64),
+            "prefilled": self.prefilled,
         }
 
     @staticmethod
     def of_data(data: State) -> Completion:
         """The inverse of `data`."""
         made = [data[name].tolist() for name in ("tokens", "logprob", "sampling_logprob", "policy_version")]
-        return Completion(request_of(data), *made)
+        return Completion(request_of(data), *made, data.get("prefilled", 0))  # new in checkpoints
 
 
 class CompletionEngine(QueuedEngine):
@@ -78,8 +82,9 @@ class CompletionEngine(QueuedEngine):
         if not terminated and len(c.tokens) < c.max_tokens:
             return []
         self._remove([c])
-        sampled = c.sampling_logprobs if truncates else None
-        rows = reply_rows(c.tokens, c.logprobs, c.versions, terminated=terminated, sampling_logprobs=sampled)
+        more = {"sampling_logprobs": c.sampling_logprobs if truncates else None}
+        prefilled = None if c.session is None else c.prefilled
+        rows = reply_rows(c.tokens, c.logprobs, c.versions, terminated=terminated, num_prefilled=prefilled, **more)
         return [Reply(c.request.id, rows, self.version)]
 
     def snapshot(self) -> State:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runnel.core.contracts.inference import Reply
+from runnel.core.contracts.inference import Reply, Request
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import NonFiniteError
 from runnel.core.state import State
@@ -32,6 +32,7 @@ class HfEngine(CompletionEngine):
 
     A step adds one token to each of at most `num_slots` requests. Each request has its own pass, so its numbers do not depend
     on other requests. When weights change, running completions keep their keys and values. Stop texts need `decode_text`.
+    Nothing is kept between the turns of a conversation: every prompt is computed from its start.
     """
 
     def __init__(
@@ -49,6 +50,10 @@ class HfEngine(CompletionEngine):
         self._shared = False
         self._merged = MergedModel(self.model)
         self._rows: dict[int, RowCache] = {}
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        super().submit(requests)
+        self._tell_unkept(requests, "the hf engine")
 
     def _remove(self, running: Sequence[Completion]) -> None:
         super()._remove(running)
@@ -93,6 +98,9 @@ class HfEngine(CompletionEngine):
             self._rows[id] = RowCache(self.model)
         row = self._rows[id]
         new = [*completion.prompt, *completion.tokens][len(row.tokens) :]
+        if not row.tokens:
+            completion.prefilled += len(new)
+            self.num_prefilled += len(new)
         return row.run(self.model, new).logits[0, -1].float()  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------------------------------------------ parameters

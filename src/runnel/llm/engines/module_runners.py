@@ -137,7 +137,7 @@ class _TransformersRunner(Runner):
 class ModuleRunner(_TransformersRunner):
     """Runs the modules of a Hugging Face model over slots of keys and values; transformers makes the masks."""
 
-    batches = True
+    batches = continues = True
 
     def __init__(self, model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
         super().__init__(model)
@@ -193,7 +193,7 @@ class RowRunner(_TransformersRunner):
     with each chunk, and a row decodes only if its newest token is the next one.
     """
 
-    batches = False
+    batches = continues = False
 
     def __init__(self, model: PreTrainedModel, *, num_slots: int, max_length: int) -> None:
         super().__init__(model)

@@ -19,6 +19,7 @@ from runnel.core.errors import DataError, NonFiniteError
 from runnel.core.memory import memory_for
 from runnel.core.state import State
 from runnel.kernels.graphs import CudaGraphed
+from runnel.llm.engines.kept import MIXED, Held, KeptPrefixes, Move, Prefix
 from runnel.llm.engines.requests import (
     MAX_STOPS,
     Decode,
@@ -70,6 +71,10 @@ class NativeEngine(QueuedEngine):
 
     New parameters are used from the next step on. Running rows keep their keys and values (`on_update="keep"`), or compute
     them again (`"recompute"`). In the process of a learner that publishes its own tensors, nothing is copied.
+
+    With `keep_prefixes`, the rows of conversations (requests with a `session`) stay in free slots for the next turn
+    (`kept.py`). `abort` of a request that was answered frees its slot. A prompt whose beginning was decoded gives other bits
+    than one that is computed at once, so with `fixed_shapes` nothing is kept. Kept prefixes are part of a snapshot.
     """
 
     _running: list[Running]
@@ -86,6 +91,7 @@ class NativeEngine(QueuedEngine):
         prefill_tokens: int = 8192,
         on_update: Literal["keep", "recompute"] = "keep",
         fixed_shapes: bool = False,
+        keep_prefixes: bool = True,
         logits_hook: LogitsHook | None = None,
     ) -> None:
         super().__init__(model.config, num_slots=num_slots, max_length=max_length, eos_id=eos_id, decode_text=decode_text)
@@ -102,15 +108,23 @@ class NativeEngine(QueuedEngine):
         self._index = torch.arange(num_slots, device=self._device)
         self._captured = CudaGraphed(self._decode_rows, name="a decode step")
         self._filling: list[Prompt] = []
+        self._keeps = keep_prefixes and not fixed_shapes and self._runner.continues
+        self._kept = KeptPrefixes(num_slots)
         self._bound = False
 
     # -------------------------------------------------------------------------------------------------------- requests
+    def abort(self, ids: Sequence[int]) -> None:
+        super().abort(ids)
+        self._kept.release(ids)
+
     def submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
             stops, room = request.rows.get("stop_tokens", ()), MAX_STOPS - len(self.end_ids)
             if len(stops) > room:
                 raise DataError(f"request {request.id} has {len(stops)} stop tokens; at most {room} beside those of the model")
         super().submit(requests)
+        if not self._runner.continues:
+            self._tell_unkept(requests, f"the engine for models of type {self.model.config.model_type!r}")
 
     def so_far(self, id: int) -> list[int]:
         found = [r for r in self._running if r.request.id == id]
@@ -179,22 +193,69 @@ class NativeEngine(QueuedEngine):
 
     # -------------------------------------------------------------------------------------------------------- prompts
     def _admit(self) -> None:
-        """Give free rows to waiting requests. Requests with the same prompt share one `Prompt`."""
+        """Give free rows to waiting requests."""
         fresh = [Running.of(r, end_ids=self.end_ids) for r in self._take_waiting(self._admit_from)]
         if not fresh:
             return
+        prompts = self._join(fresh)
+        self._place(fresh, prompts)
+        self._running += sorted(fresh, key=lambda row: row.row)
+        self._rows.put(fresh)
+        self._filling += [prompt for prompt, _ in prompts]
+
+    def _join(self, fresh: Sequence[Running]) -> list[tuple[Prompt, Prefix | None]]:
+        """The prompts of new rows, each with the part of it that a slot holds already. Rows with the same prompt share one."""
+        running = self._running_prompts() if self._keeps and any(r.session is not None for r in fresh) else []
         joined: dict[bytes, Prompt] = {}
+        prompts = []
         for row in fresh:
-            row.row = len(self._running)
             row.mark(self.version)
-            self._running.append(row)
-            key = row.prompt.numpy().tobytes()
+            row.keys_by, key = self.version, row.prompt.numpy().tobytes()
             if key in joined:
                 joined[key].rows.append(row)
-            else:
-                joined[key] = Prompt(row.prompt, [row])
-        self._rows.put(fresh)
-        self._filling += joined.values()
+                continue
+            prefix = None
+            if self._keeps and row.session is not None:
+                exact = row.request.version >= 0
+                prefix = self._kept.find(row.prompt, row.session, running, version=self.version, exact=exact)
+            prompts.append((Prompt(row.prompt, [row], 0 if prefix is None else prefix.length), prefix))
+            if prefix is not None and prefix.version != self.version:
+                row.keys_by = MIXED
+            else:  # only keys of the loaded version may be given to rows of other conversations
+                joined[key] = prompts[-1][0]
+        return prompts
+
+    def _running_prompts(self) -> list[Held]:
+        """The prompts in the slots of rows that decode."""
+        return [Held(row.prompt, row.keys_by, row.row) for row in self._decoding()]
+
+    def _place(self, fresh: Sequence[Running], prompts: Sequence[tuple[Prompt, Prefix | None]]) -> None:
+        """Give each new row a slot, with the beginning of its prompt if a slot has it. Kept prefixes make room."""
+        first = len(self._running)
+        slots = range(first, first + len(fresh))
+        free = set(slots)
+        for prompt, prefix in prompts:  # a conversation goes on in the slot that it has, where that is one of the new rows
+            if prefix is not None and prefix.own and prefix.slot in free:
+                free.remove(prefix.slot)
+                prompt.rows[0].row = prefix.slot
+        for row, slot in zip([r for r in fresh if r.row < 0], sorted(free), strict=True):
+            row.row = slot
+        pairs = [(prefix, prompt.rows[0].row) for prompt, prefix in prompts if prefix is not None]
+        for session in {row.session for row in fresh if row.session is not None}:
+            self._kept.take(session)
+        self._copy_slots([Move(p.slot, slot, p.length) for p, slot in pairs if p.slot != slot] + self._kept.make_room(slots))
+        self.num_reused += sum(prefix.length for prefix, _ in pairs)
+
+    def _copy_slots(self, moves: Sequence[Move]) -> None:
+        """Copy slots to slots, all at once: the target of one may be the source of another."""
+        if moves:
+            longest = max(move.length for move in moves)
+            self._runner.copy([move.source for move in moves], [move.target for move in moves], longest)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Tell the rows on the device which slots hold kept prefixes."""
+        self._rows.rest([held.slot for held in self._kept.all], [len(held.tokens) for held in self._kept.all])
 
     def _fill(self) -> list[Reply]:
         """Put at most `prefill_tokens` prompt tokens into the cache; rows whose prompt is complete get their first token."""
@@ -214,6 +275,8 @@ class NativeEngine(QueuedEngine):
         hidden = self._prefill([chunk for _, chunk in chunks])
         for prompt, chunk in chunks:
             prompt.filled += len(chunk.tokens)
+            prompt.rows[0].prefilled += len(chunk.tokens)
+            self.num_prefilled += len(chunk.tokens)
         done = [(i, prompt) for i, (prompt, _) in enumerate(chunks) if not prompt.room]
         self._filling = [p for p in self._filling if p.room]
         return self._begin(hidden, done) if done else []
@@ -229,6 +292,7 @@ class NativeEngine(QueuedEngine):
         if shared:
             sources, targets = zip(*shared, strict=True)
             self._runner.copy(sources, targets, max(len(prompt.tokens) for _, prompt in done))
+            self.num_reused += sum(len(prompt.tokens) * (len(prompt.rows) - 1) for _, prompt in done)
         where = self._rows.start([r for _, prompt in done for r in prompt.rows])
         fresh = [(i, r) for i, prompt in done if not prompt.resumed for r in prompt.rows]
         if not fresh:
@@ -259,7 +323,7 @@ class NativeEngine(QueuedEngine):
         if not ended:
             return []
         replies = self._replies(ended)
-        self._remove([row for row, _ in ended])
+        self._remove([row for row, _ in ended], replies)
         return replies
 
     def _all_go_on(self, rows: Sequence[Running]) -> bool:
@@ -293,27 +357,42 @@ class NativeEngine(QueuedEngine):
             n, versions = row.made, row.versions(row.made)
             sampled = drawn[i, :n].clone() if self.hook is not None or row.sampling.truncates else None
             made = (tokens[i, :n].clone(), logprobs[i, :n].clone(), versions)
-            rows = reply_rows(*made, terminated=terminated, sampling_logprobs=sampled)
+            prefilled = None if row.session is None else row.prefilled
+            rows = reply_rows(*made, terminated=terminated, sampling_logprobs=sampled, num_prefilled=prefilled)
             replies.append(Reply(row.request.id, rows, int(versions[-1])))
         return replies
 
-    def _remove(self, rows: Sequence[Running]) -> None:
-        """Remove rows. Running rows from the end move into the gaps, so that running rows are always `0 ... n - 1`."""
+    def _remove(self, rows: Sequence[Running], replies: Sequence[Reply] = ()) -> None:
+        """Remove rows. Running rows from the end move into the gaps, so that running rows are always `0 ... n - 1`.
+
+        Rows with a reply may be kept: such a row changes places with the one that moves into its gap.
+        """
         gone = {r.row for r in rows}
         left = len(self._running) - len(gone)
         holes = sorted(i for i in gone if i < left)
         movers = [r for r in self._running[left:] if r.row not in gone]
         self._leave(rows)
+        slots = dict(zip(holes, [r.row for r in movers], strict=True))
+        moves = [Move(r.row, hole, r.length) for r, hole in zip(movers, holes, strict=True)]
+        for row, reply in zip(rows, replies, strict=False):
+            if self._keeps and row.session is not None and "last" not in row.request.rows:
+                held = self._held(row, reply, slots.get(row.row, row.row))
+                self._kept.keep(held)
+                moves += [Move(row.row, held.slot, len(held.tokens))] if row.row != held.slot else []
         if movers:
-            sources = [r.row for r in movers]
-            self._runner.copy(sources, holes, max(r.length for r in movers))
-            self._rows.move(sources, holes)
+            self._rows.move([r.row for r in movers], holes)
             for row, hole in zip(movers, holes, strict=True):
                 row.row = hole
                 self._running[hole] = row
         del self._running[left:]
         if gone:
             self._rows.active[left:] = 0
+        self._copy_slots(moves)
+
+    def _held(self, row: Running, reply: Reply, slot: int) -> Held:
+        """What the slot of a completed row holds: the newest token was drawn, but is not in the cache."""
+        tokens = torch.cat((row.prompt, reply.rows["tokens"][:-1]))
+        return Held(tokens, row.keys_by, slot, row.session, row.request.id)
 
     def _leave(self, rows: Sequence[Running]) -> None:
         """Take rows out of unfinished prompts. The slot of another row of the prompt then holds its tokens."""
@@ -344,6 +423,10 @@ class NativeEngine(QueuedEngine):
             row.mark(self.version)
         if self._on_update == "recompute":
             self._recompute()
+            self._kept.clear()
+        empty = {id(row) for prompt in self._filling if not prompt.filled for row in prompt.rows}
+        for row in self._running:
+            row.keys_by = self.version if id(row) in empty or row.keys_by == self.version else MIXED
 
     def _copy(self, params: Mapping[str, Tensor]) -> None:
         """Copy the values into the engine's own memory."""
@@ -384,7 +467,8 @@ class NativeEngine(QueuedEngine):
     # ---------------------------------------------------------------------------------------------------------- state
     def snapshot(self) -> State:
         """Requests, their tokens so far, and the keys and values in use. Parameters come with `load_params`."""
-        longest = max((r.length for r in self._running), default=0)
+        used = [(r.row, r.length) for r in self._running] + [(h.slot, len(h.tokens)) for h in self._kept.all]
+        num_slots, longest = max((slot for slot, _ in used), default=-1) + 1, max((length for _, length in used), default=0)
         where = {id(r): i for i, r in enumerate(self._running)}
         return super().snapshot() | {
             "running": [self._row_data(r) for r in self._running],
@@ -392,7 +476,8 @@ class NativeEngine(QueuedEngine):
                 {"tokens": p.tokens, "rows": [where[id(r)] for r in p.rows], "filled": p.filled, "resumed": p.resumed}
                 for p in self._filling
             ],
-            "cache": self._runner.snapshot(len(self._running), longest),
+            "kept": self._kept.snapshot(),
+            "cache": self._runner.snapshot(num_slots, longest),
         }
 
     def _row_data(self, row: Running) -> State:
@@ -403,6 +488,8 @@ class NativeEngine(QueuedEngine):
             "logprob": s.logprobs[row.row, :n].cpu().clone(),
             "drawn": s.drawn[row.row, :n].cpu().clone(),
             "spans": [list(span) for span in row.spans],
+            "keys_by": row.keys_by,
+            "prefilled": row.prefilled,
         }
 
     @torch.no_grad()
@@ -418,12 +505,15 @@ class NativeEngine(QueuedEngine):
         if going := self._decoding():
             self._rows.start(going)
         self._runner.restore(state["cache"])
+        self._kept.restore(state.get("kept", []) if self._keeps else [])  # not in checkpoints of before there were any
+        self._rest()
 
     def _restore_row(self, data: State) -> None:
         row = Running.of(request_of(data["request"]), end_ids=self.end_ids)
         row.row, row.made = len(self._running), len(data["tokens"])
         row.last = int(data["tokens"][-1]) if row.made else 0
         row.spans = [(int(a), int(b)) for a, b in data["spans"]]
+        row.keys_by, row.prefilled = data.get("keys_by", MIXED), data.get("prefilled", 0)
         self._running.append(row)
         self._rows.put([row])
         self._rows.put_made(row, data["tokens"], data["logprob"], data["drawn"])

@@ -9,6 +9,7 @@ of the cache. A decode step reads and writes only these tensors. The CPU reads t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -69,9 +70,22 @@ class SamplingConfig:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
-def request_rows(tokens: Sequence[int], *, seed: int, max_tokens: int, sampling: SamplingConfig | None = None) -> Batch:
+def request_rows(
+    tokens: Sequence[int],
+    *,
+    seed: int,
+    max_tokens: int,
+    sampling: SamplingConfig | None = None,
+    session: int | None = None,
+    last: bool = False,
+) -> Batch:
     """The rows of a request: `tokens [n]`, `seed`, `max_tokens`, `temperature` `[1]`; and, if set, `top_k`, `top_p`, `min_p`
-    `[1]`, `stop_tokens [k]` and `stop_text` (UTF-8, a zero byte after each text)."""
+    `[1]`, `stop_tokens [k]` and `stop_text` (UTF-8, a zero byte after each text); `session` and `last` `[1]`.
+
+    `session` names the conversation that the request is a turn of: a number that no other one has at the time. The engine may
+    keep what it has computed for the next turn (`engines/kept.py`), unless this turn is the `last`. The tokens decide what is
+    used again, so a wrong number costs time and changes nothing else.
+    """
     s = sampling or SamplingConfig()
     rows = Batch(
         tokens=torch.tensor(tokens, dtype=torch.int64),
@@ -89,7 +103,16 @@ def request_rows(tokens: Sequence[int], *, seed: int, max_tokens: int, sampling:
         rows["stop_tokens"] = torch.tensor(s.stop_tokens, dtype=torch.int64)
     if s.stop:
         rows["stop_text"] = torch.frombuffer(bytearray(b"".join(t.encode() + b"\0" for t in s.stop)), dtype=torch.uint8)
+    if session is not None:
+        rows["session"] = torch.tensor([session], dtype=torch.int64)
+        if last:
+            rows["last"] = torch.tensor([True])
     return rows
+
+
+def session_of(rows: Batch) -> int | None:
+    """The conversation that a request is a turn of; None for a request of its own."""
+    return int(rows["session"]) if "session" in rows else None
 
 
 def sampling_of(rows: Batch) -> SamplingConfig:
@@ -122,9 +145,12 @@ def make_request(
     max_tokens: int,
     sampling: SamplingConfig | None = None,
     version: int = -1,
+    session: int | None = None,
+    last: bool = False,
 ) -> Request:
     """A request for one completion of `tokens`."""
-    return Request(id, request_rows(tokens, seed=seed, max_tokens=max_tokens, sampling=sampling), version)
+    rows = request_rows(tokens, seed=seed, max_tokens=max_tokens, sampling=sampling, session=session, last=last)
+    return Request(id, rows, version)
 
 
 def reply_rows(
@@ -134,8 +160,11 @@ def reply_rows(
     *,
     terminated: bool,
     sampling_logprobs: Sequence[float] | Tensor | None = None,
+    num_prefilled: int | None = None,
 ) -> Batch:
-    """The rows of a reply: `tokens`, `logprob`, `policy_version` `[m]` and `terminated [1]`.
+    """The rows of a reply: `tokens`, `logprob`, `policy_version` `[m]` and `terminated [1]`; to a request with a `session` also
+    `num_prefilled [1]`, the tokens that were put into the cache for it (those of its prompt that were not there already, and
+    those that were computed again after a change of weights).
 
     `logprob` is at the request's temperature (at 1 if greedy), before truncation and hooks. With either of them,
     `sampling_logprob [m]` is in the distribution from which the tokens were drawn. `terminated`: ended by eos, a stop token or
@@ -149,6 +178,8 @@ def reply_rows(
     )
     if sampling_logprobs is not None:
         rows["sampling_logprob"] = torch.as_tensor(sampling_logprobs, dtype=torch.float32)
+    if num_prefilled is not None:
+        rows["num_prefilled"] = torch.tensor([num_prefilled], dtype=torch.int64)
     return rows
 
 
@@ -159,6 +190,10 @@ class Engine(Inferencer, Protocol):
     """The most tokens of a prompt with its completion."""
     num_tokens: int
     """Tokens generated since the start."""
+    num_prefilled: int
+    """Tokens that were put into the cache since the start: those of prompts, and those computed again."""
+    num_reused: int
+    """Tokens of prompts since the start that were in the cache already."""
 
     def pause(self) -> None:
         """`step` does nothing until `resume`. Running requests stay."""
@@ -209,12 +244,21 @@ class QueuedEngine:
         self.num_slots, self.max_length, self.decode_text = num_slots, max_length, decode_text
         self.end_ids = (eos_id,) if isinstance(eos_id, int) else tuple(dict.fromkeys(eos_id))
         self.version, self.paused, self.num_tokens = -1, False, 0
+        self.num_prefilled = self.num_reused = 0
+        self._told = False
         self._waiting: list[Request] = []
         self._running = []
 
     def submit(self, requests: Sequence[Request]) -> None:
         check_requests(requests, self.max_length, self.decode_text)
         self._waiting.extend(requests)
+
+    def _tell_unkept(self, requests: Sequence[Request], who: str) -> None:
+        """Warn once that the turns of conversations are computed from their start."""
+        if not self._told and any("session" in r.rows for r in requests):
+            self._told = True
+            text = f"{who} keeps nothing between two turns of a conversation: each turn computes all tokens before it again"
+            warnings.warn(f"{text} (docs/guides/engines.md)", stacklevel=3)
 
     def pending(self) -> int:
         return len(self._waiting) + len(self._running)
@@ -256,9 +300,11 @@ class QueuedEngine:
 
     def snapshot(self) -> State:
         waiting = [request_data(r) for r in self._waiting]
-        return {"version": self.version, "paused": self.paused, "num_tokens": self.num_tokens, "waiting": waiting}
+        counts = {"num_tokens": self.num_tokens, "num_prefilled": self.num_prefilled, "num_reused": self.num_reused}
+        return {"version": self.version, "paused": self.paused, "waiting": waiting} | counts
 
     def restore(self, state: State) -> None:
+        self.num_prefilled, self.num_reused = state.get("num_prefilled", 0), state.get("num_reused", 0)  # new in checkpoints
         self.version, self.paused, self.num_tokens = state["version"], state["paused"], state["num_tokens"]
         self._waiting = [request_of(data) for data in state["waiting"]]
 
@@ -403,6 +449,14 @@ class SlotRows:
         """Whether none of the rows `0 ... n - 1` has ended or is broken. Always False on a GPU, where reading it would wait."""
         return self._ints.is_cpu and bool(self._ints[4:6, :n].all())
 
+    def rest(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """Note that these slots hold prefixes of `lengths` tokens. On a GPU decode steps run over more rows than there are
+        (`NativeEngine._num_rows`), and write one position into the slot of each: so it must be one behind the prefix."""
+        if slots:
+            where = torch.tensor([list(slots), list(lengths)], device=self._ints.device)
+            self.position[where[0]] = where[1]
+            self.active[where[0]] = 0
+
     def put_made(self, row: Running, tokens: Tensor, logprobs: Tensor, drawn: Tensor) -> None:
         """Write the tokens that a restored row had made before the snapshot."""
         self.tokens[row.row, : row.made] = tokens.to(self.tokens.device)
@@ -430,7 +484,13 @@ class Running:
     """One number in [0, 1) for each possible token, from the request's own seed."""
     num_prompt: int
     """Tokens of the prompt."""
+    session: int | None = None
+    """The conversation that the request is a turn of, if it says so."""
     row: int = -1
+    keys_by: int = -1
+    """The version that made all keys and values of the row so far, or `kept.MIXED`."""
+    prefilled: int = 0
+    """Tokens that were put into the cache for this row."""
     made: int = 0
     """Tokens made at the last check."""
     last: int = 0
@@ -444,7 +504,8 @@ class Running:
         limit, sampling = int(rows["max_tokens"]), sampling_of(rows)
         uniforms = np.random.Generator(np.random.Philox(key=int(rows["seed"]))).random(limit)
         stops = tuple(dict.fromkeys((*end_ids, *sampling.stop_tokens)))
-        return Running(request, sampling, rows["tokens"], limit, stops, uniforms, len(rows["tokens"]))
+        prompt = rows["tokens"]
+        return Running(request, sampling, prompt, limit, stops, uniforms, len(prompt), session_of(rows))
 
     @property
     def length(self) -> int:

@@ -52,6 +52,8 @@ class Runner(Protocol):
     """Whether `decode` may be captured in a CUDA graph."""
     batches: bool
     """Whether rows run side by side."""
+    continues: bool
+    """Whether a chunk costs only its own tokens, wherever in a slot it starts."""
 
     def prefill(self, chunks: Sequence[PromptChunk]) -> Tensor:
         """Put the chunks into the cache; return the hidden state of each chunk's last token. `-> [chunks, width]`"""
@@ -105,7 +107,7 @@ def make_runner(model: PreTrainedModel, *, num_slots: int, max_length: int) -> R
 class DecoderRunner:
     """Runs a `Decoder` over a cache `[layers, 2, slots, kv_heads, length, head_dim]` that is allocated once."""
 
-    batches = True
+    batches = continues = True
 
     def __init__(self, decoder: Decoder, *, num_slots: int, max_length: int) -> None:
         self.decoder = decoder

@@ -73,6 +73,9 @@ class VllmEngine(CompletionEngine):
     sent to vLLM again with their tokens so far: vLLM computes their keys and values again, and their random numbers continue.
     A snapshot is restored in the same way. Adapters are merged on this side into the model of `make_model`, and the whole model
     is sent.
+
+    vLLM keeps the keys and values of requests that have ended, for any prompt that begins with the same tokens, in blocks of 16
+    tokens. New weights empty that cache, so what a prompt is given was always made by the loaded version.
     """
 
     def __init__(
@@ -99,6 +102,8 @@ class VllmEngine(CompletionEngine):
         self._gone: list[str] = []
         """Keys of completions that vLLM works on and that have been removed here."""
         self._num_keys = 0
+        self._uncounted: set[str] = set()
+        """Keys of completions of which vLLM has not said how much of them it had in its cache."""
         orders = asdict(config) | {"folder": str(Path(folder).resolve()), "precision": precision}
         self.process = VllmProcess(orders | {"num_slots": num_slots, "max_length": max_length}, config)
 
@@ -116,9 +121,10 @@ class VllmEngine(CompletionEngine):
         message = {"op": "step", "add": [_order(c) for c in self._new], "abort": self._gone}
         self._new, self._gone = [], []
         running, replies = {c.key: c for c in self._running}, list[Reply]()
-        for key, token, logprob, sampling_logprob in self.process.ask(message)["made"]:
+        for key, token, logprob, sampling_logprob, reused in self.process.ask(message)["made"]:
             completion = running.get(key)
             if completion is not None:  # else it has been removed
+                self._count(completion, reused)
                 replies += self._take(completion, token, logprob, sampling_logprob)
         return replies
 
@@ -127,8 +133,18 @@ class VllmEngine(CompletionEngine):
         for completion in completions:
             self._num_keys += 1
             completion.key = f"{completion.request.id}.{self._num_keys}"
+            self._uncounted.add(completion.key)
         self._running += completions
         self._new += completions
+
+    def _count(self, completion: Completion, reused: int) -> None:
+        """Count the tokens that vLLM computed before the first new one, and those that it had in its cache."""
+        if completion.key in self._uncounted:
+            self._uncounted.remove(completion.key)
+            computed = len(completion.prompt) + len(completion.tokens) - reused
+            completion.prefilled += computed
+            self.num_prefilled += computed
+            self.num_reused += reused
 
     def _take(self, completion: Completion, token: int, logprob: float, sampling_logprob: float) -> list[Reply]:
         """Add a token to a completion. Return its reply if that was the last token."""
@@ -141,6 +157,7 @@ class VllmEngine(CompletionEngine):
         """Forget completions. The next step tells vLLM to abort those that it is still working on."""
         super()._remove(running)
         for completion in running:
+            self._uncounted.discard(completion.key)
             if completion in self._new:
                 self._new.remove(completion)
             elif len(completion.tokens) < completion.max_tokens:  # vLLM ends a full completion itself
@@ -164,7 +181,7 @@ class VllmEngine(CompletionEngine):
         while len(found) < len(keys):
             answer = self.process.ask({"op": "step", "add": add, "abort": self._gone})
             add, self._gone = [], []
-            found |= {key: logprob for key, _, logprob, _ in answer["made"]}
+            found |= {key: logprob for key, _, logprob, *_ in answer["made"]}
         self._start(running)
         return torch.tensor([found[key] for key in keys.values()]).clamp(max=0.0)
 

@@ -213,10 +213,10 @@ class VLLMServer:
             self._engine.add_request(request["key"], {"prompt_token_ids": request["tokens"]}, params)
         made = []
         for output in self._engine.step() if self._engine.has_unfinished_requests() else []:
-            part = output.outputs[0]
+            part, reused = output.outputs[0], max(output.num_cached_tokens or 0, 0)
             for token, found in zip(part.token_ids, part.logprobs or [], strict=True):
                 carried = next(value.logprob for key, value in found.items() if key != token)
-                made.append([output.request_id, token, carried + 1.0, found[token].logprob])
+                made.append([output.request_id, token, carried + 1.0, found[token].logprob, reused])
         return {"made": made}
 
     def _load(self, message: Message) -> Message:

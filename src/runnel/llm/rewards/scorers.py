@@ -13,11 +13,12 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from runnel.core.calls.pool import CallPool, CallSpec
+from runnel.core.contracts.chat import Message
 from runnel.core.errors import ConfigError, DataError
 from runnel.llm.checks.sizes import check_room
 from runnel.llm.model.causal_lm import num_positions
 from runnel.llm.model.loading import check_weights, load_whole
-from runnel.llm.tokenize import Message, Tokenizer, make_tokenizer, messages_of
+from runnel.llm.tokenize import Tokenizer, make_tokenizer, messages_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

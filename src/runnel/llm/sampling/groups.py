@@ -49,6 +49,21 @@ class CompletionGroup:
     def required(self) -> int:
         return self.slot.header.required_version
 
+    @property
+    def waits(self) -> bool:
+        """Whether nothing of it has begun."""
+        return not self.tickets and not self.replies
+
+    @property
+    def runs(self) -> bool:
+        """Whether the engine works for it."""
+        return bool(self.tickets)
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether all replies are there, and no rewards."""
+        return bool(self.replies) and not self.tickets and self.rewards is None
+
     def ids(self, row: int) -> list[int]:
         """The tokens of a completion, as the engine made them."""
         found: list[int] = self.replies[row]["tokens"].tolist()

@@ -21,7 +21,7 @@ from runnel.core.state import State
 from runnel.core.worker import progressed
 from runnel.llm.engines.requests import SamplingConfig, request_rows
 from runnel.llm.learning.reference import REFERENCE, ReferencePlan, reference_rows
-from runnel.llm.rewards.judging import RewardJob, RewardPool, Verdict, shown_prompt
+from runnel.llm.rewards.judging import RewardJob, RewardPool, Rewards, Verdict, shown_prompt
 from runnel.llm.sampling.groups import CompletionGroup, fill, group_data, group_from, tell_replaced
 from runnel.llm.tasks import Example, ExampleSource, TextTask
 from runnel.llm.tokenize import Tokenizer, messages_of
@@ -107,7 +107,7 @@ class PromptSampler:
             work += client.poll()
             self._waits_for = self._waits_for or f"{client.pending()} completions of inference {POLICY!r}"
         work += self._collect(client, reference)
-        for verdict in self._pool.collect(block=self._blocking):
+        for verdict in self._verdicts():
             work += self._finish(verdict, writer, reference)
         if reference is not None:
             work += self._poll_reference(reference, writer)
@@ -132,17 +132,25 @@ class PromptSampler:
                 )
                 return opened
             example: Example = self._source.next(draw).data["example"]
-            prompt = self.tokenizer.render(messages_of(example.prompt))
-            group = CompletionGroup(slot, example, prompt, attempt=draw.attempt)
-            room = slot.spec.sizes["N"] // self.group_size - self._max_tokens
-            if len(prompt) > room:
-                self._cancel(group, writer, f"prompt_too_long: {len(prompt)} tokens, room for {room}")
+            group = self._new_group(slot, example, draw.attempt)
+            if why := self._no_room(group):
+                self._cancel(group, writer, why)
                 break
             self._groups.append(group)
             opened += 1
         if not self._groups:
             self._waits_for = f"a free segment of stream {ROLLOUTS!r}"
         return opened
+
+    def _new_group(self, slot: Slot, example: Example, attempt: int) -> CompletionGroup:
+        """A group that has not begun."""
+        return CompletionGroup(slot, example, self.tokenizer.render(messages_of(example.prompt)), attempt=attempt)
+
+    def _no_room(self, group: CompletionGroup) -> str:
+        """Why a group cannot be played, if so."""
+        room = group.slot.spec.sizes["N"] // self.group_size - self._max_tokens
+        num = len(group.prompt)
+        return f"prompt_too_long: {num} tokens, room for {room}" if num > room else ""
 
     def _draw(self, client: InferenceClient, slot: Slot) -> Draw | None:
         """What the task of a segment is chosen by; None while the history of its version has not arrived."""
@@ -154,8 +162,8 @@ class PromptSampler:
 
     def _submit(self, client: InferenceClient) -> int:
         """Submit waiting groups whose version is loaded, oldest first."""
-        waiting = [g for g in self._groups if not g.tickets and not g.replies]
-        running = {g.required for g in self._groups if g.tickets}
+        waiting = [g for g in self._groups if g.waits]
+        running = {g.required for g in self._groups if g.runs}
         submitted = 0
         if (waiting or running) and all(g.required < 0 for g in self._groups):
             client.sync()
@@ -167,7 +175,7 @@ class PromptSampler:
             if not self._ready(client, group.required, synced):
                 self._waits_for = f"parameters of version {group.required if group.required >= 0 else 0}"
                 break
-            self._request(client, group, range(self.group_size))
+            self._begin(client, group)
             running.add(group.required)
             submitted += self.group_size
         return submitted
@@ -179,12 +187,19 @@ class PromptSampler:
             synced.add(version)
         return version in synced
 
+    def _begin(self, client: InferenceClient, group: CompletionGroup) -> None:
+        """Start a group, whose version is loaded."""
+        self._request(client, group, range(self.group_size))
+
+    def _names(self, group: CompletionGroup, row: int) -> tuple[int, ...]:
+        """What tells the draws of a row from those of all others. With a source that uses history it does not matter who makes
+        the segment."""
+        header = group.slot.header
+        return (header.sequence, group.attempt, row) if self._source.uses_history else (header.sample_id + row,)
+
     def _request(self, client: InferenceClient, group: CompletionGroup, rows: Sequence[int]) -> None:
         for row in rows:
-            names: tuple[int, ...] = (group.slot.header.sample_id + row,)
-            if self._source.uses_history:
-                names = (group.slot.header.sequence, group.attempt, row)
-            seed = make_seed(self._seed, "sample", *names)
+            seed = make_seed(self._seed, "sample", *self._names(group, row))
             sampling = self._greedy if self._greedy_first and row == 0 else self._sampling
             request = request_rows(group.prompt, seed=seed, max_tokens=self._max_tokens, sampling=sampling)
             group.tickets[row] = client.submit(request, version=group.required, affinity=group.slot.header.sequence)
@@ -259,6 +274,10 @@ class PromptSampler:
         prompts, talks = [group.example.text] * self.group_size, [messages_of(group.example.prompt)] * self.group_size
         self._pool.submit(RewardJob(group.slot.header.sample_id, prompts, completions, columns, ids, talks))
 
+    def _verdicts(self) -> list[Verdict]:
+        """Verdicts that are there; with `blocking_rewards`, all."""
+        return self._pool.collect(block=self._blocking)
+
     def _finish(self, verdict: Verdict, writer: SampleWriter, reference: InferenceClient | None) -> int:
         group = next(g for g in self._groups if g.slot.header.sample_id == verdict.key)
         for reason in verdict.retried:
@@ -267,8 +286,11 @@ class PromptSampler:
             self._drop(group, reference)
             self._cancel(group, writer, f"reward_failed: {verdict.failure}", verdict.lines)
             return 1
+        return self._settle(group, verdict.rewards, writer, reference)
+
+    def _settle(self, group: CompletionGroup, rewards: Rewards, writer: SampleWriter, reference: InferenceClient | None) -> int:
+        """Commit a group with its rewards, or replace it where they say nothing."""
         self._failures = 0
-        rewards = verdict.rewards
         totals = [self.task.total({c: values[i] for c, values in rewards.items()}) for i in range(self.group_size)]
         self._report(group, totals)
         if max(totals) == min(totals) and self._num_refills(group) < self._max_refills:
@@ -299,13 +321,17 @@ class PromptSampler:
 
     def _commit(self, group: CompletionGroup, writer: SampleWriter) -> None:
         self._groups.remove(group)
-        fill(group, self._levels, self.tokenizer)
+        num_steps = self._fill(group)
         if self._source.uses_history:
             tell_replaced(group, self._given_up.pop(_number(group.slot), ()))
+        writer.commit(group.slot, num_steps=num_steps)
+
+    def _fill(self, group: CompletionGroup) -> int:
+        """Write a group into its segment; returns the number of tokens that the policy made."""
+        fill(group, self._levels, self.tokenizer)
         if self._greedy_first:
             group.slot.arrays["loss_mask"][: group.slot.arrays["row_length"][0]] = False
-        num_steps = sum(len(r["tokens"]) for r in group.replies.values())
-        writer.commit(group.slot, num_steps=num_steps)
+        return sum(len(r["tokens"]) for r in group.replies.values())
 
     def _cancel(self, group: CompletionGroup, writer: SampleWriter, reason: str, lines: str = "") -> None:
         """Cancel a group, and raise after too many in a row. `lines` are the lines of the user's code that failed."""
@@ -346,7 +372,7 @@ class PromptSampler:
             "failures": self._failures,
             "refills": self._refills,
             "events": [dict(e) for e in self._events],
-            "groups": [group_data(g) for g in self._groups],
+            "groups": [self._group_data(g) for g in self._groups],
             "reserved": None if self._reserved is None else self._reserved.index,
             "given_up": [[number, [list(one) for one in some]] for number, some in self._given_up.items()],
         }
@@ -362,9 +388,15 @@ class PromptSampler:
         self._given_up = {int(number): [(int(i), r) for i, r in some] for number, some in state.get("given_up", ())}
         self._groups = []
         for data in state["groups"]:
-            self._groups.append(group := group_from(data, writer))
-            if group.replies and not group.tickets and group.rewards is None:
+            self._groups.append(group := self._group_from(data, writer))
+            if group.unjudged:
                 self._judge(group)
+
+    def _group_data(self, group: CompletionGroup) -> State:
+        return group_data(group)
+
+    def _group_from(self, data: State, writer: SampleWriter) -> CompletionGroup:
+        return group_from(data, writer)
 
     def close(self) -> None:
         self._pool.close()

@@ -1,7 +1,7 @@
 """The program inside the sandbox: it confines itself, reports which mechanisms work, then runs the given code.
 
-A few lines of `python -I -S -B` (`run.py`) start it, with all its modules in compiled form. There are three processes: this one
-waits; the second is pid 1 of a new namespace, so that all processes in it end with it; the third is confined and runs the code.
+A few lines (`PROGRAM` in `run.py`) start it, with all its modules in compiled form. There are three processes: this one waits;
+the second is pid 1 of a new namespace, so that all processes in it end with it; the third is confined and runs the code.
 If there are tests, a fourth process runs them, as confined as the third: the code's process never has their text, nor the pipe
 for verdicts. Imports are most of the start, so there are few: the order is a Python literal, and JSON is written by hand.
 """

@@ -36,8 +36,11 @@ for part in sys.argv[1].split(","):
     sys.modules[name] = type(sys)(name)
     exec(SourcelessFileLoader(name, "/proc/self/fd/" + fd).get_code(name), sys.modules[name].__dict__)
     os.close(int(fd))
-sys.modules["child"].main(*map(int, sys.argv[2:]))"""
-"""The child's first lines. It loads modules that are compiled already: compiling them would take half of the start."""
+sys.modules[name].main(*map(int, sys.argv[2:]))"""
+"""The child's first lines: they load modules, and call `main` of the last one. The modules are compiled already: compiling them
+would take half of the start."""
+PYTHON = (sys.executable, "-s", "-P", "-S", "-B", "-c")
+"""Not `-I`: it would ignore `ENVIRONMENT`, and so hash texts differently in each run."""
 ALONE = ("confine", "mounts", "child")
 TESTED = ("confine", "mounts", "plain", "remote", "link", "check", "child")
 """Modules of the child, each after those that it imports."""
@@ -125,17 +128,18 @@ def protection() -> dict[str, str]:
 
 
 def _order(code: str, stdin: str, tested: bool, c: SandboxConfig, without: tuple[str, ...], folder: str) -> State:
+    return {**confinement(c, without), "code": code, "stdin": stdin, "tested": tested, "folder": folder}
+
+
+def confinement(c: SandboxConfig, without: tuple[str, ...]) -> State:
+    """What a child must know to confine itself, except its folder."""
     library = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
     path = [*dict.fromkeys(library), str(Path(library[0]) / "lib-dynload")]
     packages = [p for p in sys.path if p.endswith("site-packages")] if c.packages else []
     path += packages
     probe = [*path, *(entry.path for p in packages if os.path.isdir(p) for entry in os.scandir(p))]
     return {
-        "code": code,
-        "stdin": stdin,
-        "tested": tested,
         "parent": os.getpid(),
-        "folder": folder,
         "path": path,
         "probe": probe,
         "readable": [*path, *SYSTEM, *DEVICES, str(Path(sys.base_prefix) / "lib")],
@@ -161,8 +165,8 @@ class _Watch:
 
     def __init__(self, order: State, checks: tuple[str, ...], config: SandboxConfig, folder: str) -> None:
         self._config, self._drop = config, bool(checks)
-        parts = {name: _compiled(name) for name in (TESTED if checks else ALONE)}
-        asked, tests = _held(order), _held(list(checks))
+        parts = {name: compiled(name) for name in (TESTED if checks else ALONE)}
+        asked, tests = held(order), held(list(checks))
         self._status, said = os.pipe()
         self._alive, living = os.pipe()
         self._stdout, stdout = os.pipe()
@@ -170,7 +174,7 @@ class _Watch:
         told = (asked, said, tests, living)
         modules = ",".join(f"{name}={fd}" for name, fd in parts.items())
         self.process = ChildProgram(
-            [sys.executable, "-I", "-S", "-B", "-c", PROGRAM, modules, *map(str, told)],
+            [*PYTHON, PROGRAM, modules, *map(str, told)],
             pass_fds=(*parts.values(), *told),
             env={**ENVIRONMENT, "HOME": folder, "TMPDIR": folder},
             cwd=folder,
@@ -245,7 +249,7 @@ class _Watch:
 
 
 @lru_cache(maxsize=8)
-def _compiled(name: str) -> int:
+def compiled(name: str) -> int:
     """A module of the child, compiled, in a file in memory that all children of this process read."""
     with sandbox_folder() as folder:
         made = py_compile.compile(
@@ -264,7 +268,7 @@ def _write_all(fd: int, data: bytes) -> None:
         data = data[os.write(fd, data) :]
 
 
-def _held(value: object) -> int:
+def held(value: object) -> int:
     """A Python literal of `value` in a file in memory, to be read from its start."""
     fd = os.memfd_create("order")
     _write_all(fd, repr(value).encode())

@@ -21,6 +21,11 @@ OF_ANY = ("plain", "max_prompt", "reward_timeout_s", "background_rewards")
 NOT_OF_PYTHON = {
     f.name: "a task in Python makes its examples and its reward itself" for f in fields(DataConfig) if f.name not in OF_ANY
 }
+NOT_OF_WORLDS = {
+    f.name: "an environment makes its messages itself"
+    for f in fields(DataConfig)
+    if f.name not in ("plain", "background_rewards", "reward_timeout_s", "settings")
+}
 NOT_OF_GENERATORS = dict.fromkeys(
     ("prompt", "answer", "reward", "options", "eval_path", "eval_share"), "reasoning_gym makes its prompts and scores itself"
 )

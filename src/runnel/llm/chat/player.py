@@ -1,0 +1,506 @@
+"""Plays conversations, many at once: asks the engine for replies, and calls environments and tools.
+
+Each conversation goes on by itself: what one waits for never holds up another, nor the engine. The player consumes replies of
+the engine and outcomes of calls; it produces conversations that are over. It waits for user code at most as long as the
+settings say (`TalkConfig.step_timeout_s`, `tool_timeout_s`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from runnel.core.calls.pool import STEP_S, CallOutcome, CallPool, CallSpec
+from runnel.core.clock import Clock, WallClock
+from runnel.core.contracts.chat import ChatGame, Message, Turn
+from runnel.core.contracts.inference import InferenceClient
+from runnel.core.errors import DataError
+from runnel.core.records import Batch
+from runnel.core.rng import content_id, make_seed
+from runnel.core.state import State
+from runnel.core.worker import progressed
+from runnel.llm.chat.conversation import Conversation, Reason, Speaker
+from runnel.llm.chat.games import (
+    checked_turns,
+    close_game,
+    lane_of,
+    plain_turns,
+    put_back,
+    saved,
+    tools_of_game,
+)
+from runnel.llm.chat.prompts import PromptMaker
+from runnel.llm.chat.task import ChatTask
+from runnel.llm.chat.tools import Toolbox, too_many
+from runnel.llm.engines.requests import SamplingConfig, request_rows
+from runnel.llm.tasks.text import Example
+from runnel.llm.tokenize import Tokenizer
+
+NUM_THREADS = 64
+"""Calls of environments at once, and of tools, that run in threads."""
+ClientOf = Callable[[str], InferenceClient]
+"""Whom an agent's replies are asked of."""
+
+
+class ChatPlayer:
+    """Plays conversations of `task`.
+
+    With `blocking`, a step waits for all calls that it has made: such runs do not depend on time. Without it, the engine goes
+    on while environments and tools work. `max_context` bounds each prompt with its reply, `max_tokens` a reply.
+    """
+
+    def __init__(
+        self,
+        task: ChatTask,
+        tokenizer: Tokenizer,
+        *,
+        max_context: int,
+        max_tokens: int,
+        seed: int,
+        sampling: SamplingConfig | None = None,
+        blocking: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self.task, self.talk = task, task.talk
+        self._prompts = PromptMaker(tokenizer, task.talk)
+        self._max_context, self._max_tokens, self._seed = max_context, max_tokens, seed
+        self._sampling, self._blocking = sampling or SamplingConfig(), blocking
+        self._clock = clock or WallClock()
+        self._calls = CallPool(_specs(task), ordered=False, clock=self._clock)
+        self._open: dict[int, tuple[Conversation, Speaker | None, Message]] = {}
+        """By the ticket of a call: its conversation, and for a call of a tool the agent and the call."""
+        self._events: list[State] = []
+
+    # -------------------------------------------------------------------------------------------------- conversations
+    def open(
+        self,
+        example: Example,
+        *,
+        number: int,
+        seed: int,
+        names: tuple[int | str, ...],
+        version: int = -1,
+        affinity: int = -1,
+        max_turns: int,
+        greedy: bool = False,
+    ) -> Conversation:
+        """A conversation that has not begun."""
+        task, game = self.task.settings(example), self.task.game(example)
+        return self._made(
+            Conversation(
+                number,
+                task,
+                seed,
+                names,
+                game,
+                {},
+                version=version,
+                affinity=affinity,
+                max_turns=max_turns,
+                greedy=greedy,
+            )
+        )
+
+    def _made(self, conversation: Conversation) -> Conversation:
+        game = conversation.game
+        conversation.sides = {agent: Speaker(agent, self._toolbox(game)) for agent in game.agents}
+        return conversation
+
+    def _toolbox(self, game: ChatGame) -> Toolbox:
+        return Toolbox([*tools_of_game(game), *self.task.tools], max_chars=self.talk.tool_chars)
+
+    def begin(self, conversation: Conversation) -> None:
+        """Reset the environment: the first prompt follows."""
+        conversation.began = self._clock.now()
+        self._call(conversation, "reset", conversation.game.reset, conversation.task, seed=conversation.seed)
+
+    def again(self, client_of: ClientOf, conversation: Conversation, example: Example) -> None:
+        """Begin a conversation anew, with a new environment and new draws."""
+        self.drop(client_of, conversation)
+        conversation.attempt += 1
+        conversation.failure, conversation.lines, conversation.called, conversation.lost = "", "", "", False
+        conversation.game, conversation.log = self.task.game(example), []
+        self._made(conversation)
+        self.begin(conversation)
+
+    def drop(self, client_of: ClientOf, conversation: Conversation) -> None:
+        """Give a conversation up: the engine stops its replies, and what comes of its calls is not waited for."""
+        for side in conversation.sides.values():
+            if side.stage == "asked" and side.ticket is not None:
+                client_of(side.agent).abort([side.ticket])
+        for ticket in [t for t, (owner, _, _) in self._open.items() if owner is conversation]:
+            del self._open[ticket]
+        self.release(conversation)
+
+    def release(self, conversation: Conversation) -> None:
+        """Let go of what its environment and tools hold."""
+        closes: list[Callable[[], None]] = [side.toolbox.close for side in conversation.sides.values()]
+        for close in [*closes, lambda: close_game(conversation.game)]:
+            self._calls.submit(f"talk.step/{lane_of(conversation.game)}", close)
+
+    # ------------------------------------------------------------------------------------------------------------ step
+    def step(self, client_of: ClientOf, conversations: Iterable[Conversation]) -> int:
+        """Take what has come of the engine, of environments and of tools, and ask for what comes next."""
+        found = list(conversations)
+        work = self._take_replies(client_of, found) + self._take_calls()
+        work += self._ask(client_of, found)
+        return work
+
+    def pending(self) -> int:
+        """Calls of environments and tools that run."""
+        return len(self._open)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a call, at most so long."""
+        for outcome in self._calls.collect(seconds):
+            self._settle(outcome)
+        progressed()  # waiting is no hang: each call has its own deadline
+
+    def reissue(self, conversations: Iterable[Conversation]) -> int:
+        """Ask again for replies that the engine has lost (in a restart). A request has its seed, so the reply is equal."""
+        num = 0
+        for conversation in conversations:
+            for side in conversation.sides.values():
+                if side.stage == "asked":
+                    side.stage, num = "ready", num + 1
+        return num
+
+    def events(self) -> list[State]:
+        out, self._events = self._events, []
+        return out
+
+    def close(self) -> None:
+        self._calls.close()
+
+    # ---------------------------------------------------------------------------------------------------------- engine
+    def _ask(self, client_of: ClientOf, conversations: Sequence[Conversation]) -> int:
+        asked = 0
+        for conversation in conversations:
+            for place, side in enumerate(conversation.sides.values()):
+                if side.stage == "ready" and not conversation.failure:
+                    side.ticket = client_of(side.agent).submit(
+                        self._request(conversation, side, place), version=conversation.version, affinity=conversation.affinity
+                    )
+                    side.stage, side.asked_at, asked = "asked", self._clock.now(), asked + 1
+        return asked
+
+    def _request(self, conversation: Conversation, side: Speaker, place: int) -> Batch:
+        prompt, turn = side.said.last, len(side.said.turns)
+        seed = make_seed(self._seed, "sample", *conversation.names, place, turn, conversation.attempt)
+        room = min(self._max_tokens, self._max_context - len(prompt))
+        sampling = self._sampling
+        if conversation.greedy:
+            sampling = SamplingConfig(0.0, stop=sampling.stop, stop_tokens=sampling.stop_tokens)
+        return request_rows(
+            prompt,
+            seed=seed,
+            max_tokens=room,
+            sampling=sampling,
+            session=content_id(repr((conversation.names, place, conversation.attempt)).encode()),
+            last=turn + 1 == conversation.max_turns,
+        )
+
+    def _take_replies(self, client_of: ClientOf, conversations: Sequence[Conversation]) -> int:
+        taken = 0
+        for conversation in conversations:
+            for side in conversation.sides.values():
+                if side.stage == "asked" and side.ticket is not None:
+                    reply = client_of(side.agent).ready(side.ticket)
+                    if reply is not None:
+                        side.ticket, taken = None, taken + 1
+                        self._replied(conversation, side, reply.rows)
+        return taken
+
+    def _replied(self, conversation: Conversation, side: Speaker, reply: Batch) -> None:
+        """An agent has spoken: its calls of tools are answered, or the environment hears it."""
+        side.said.reply(reply, key=side.key, engine_s=self._clock.now() - side.asked_at)
+        if side.early:
+            side.said.turns[0].earn(side.early, {})
+            side.early = {}
+        message = self._prompts.message(reply["tokens"].tolist(), tools=bool(side.toolbox.schemas))
+        side.messages.append(message)
+        side.results = []
+        if message.get("tool_calls") or message.get("tool_errors"):
+            side.stage = "tools"
+            self._use_tools(conversation, side)
+        else:
+            side.stage = "spoke"
+            self._tell_environment(conversation)
+
+    # ----------------------------------------------------------------------------------------------------------- tools
+    def _use_tools(self, conversation: Conversation, side: Speaker) -> None:
+        """Answer the calls of an agent's newest message, one after another; the first that must be waited for ends this."""
+        message = side.spoken
+        calls = message.get("tool_calls", ())
+        while side.stage == "tools" and (number := len(side.results)) < len(calls):
+            if number >= self.talk.max_calls:
+                self._answer(conversation, side, calls[number], too_many(self.talk.max_calls))
+                continue
+            target, lane = side.toolbox.target(calls[number]), side.toolbox.lane(calls[number])
+            self._open[self._calls.submit(f"talk.tool/{lane}", target)] = conversation, side, calls[number]
+            conversation.called_at = self._clock.now()
+            return
+        if side.stage == "tools":
+            unread, counts = side.toolbox.unreadable(message.get("tool_errors", ()))
+            side.results += unread
+            side.messages += unread
+            side.said.turns[-1].earn({}, counts)
+            self._prepare(conversation, side, side.results, "")
+
+    def _answer(self, conversation: Conversation, side: Speaker, call: Message, outcome: object) -> None:
+        """Put the result of a call, or why there is none, into the conversation."""
+        message, counts, turn = side.toolbox.answer(call, outcome)
+        side.results.append(message)
+        side.messages.append(message)
+        side.said.turns[-1].earn(turn.earned if turn is not None else {}, counts)
+        conversation.log.append(["tool", side.agent, dict(call), message["content"]])
+        if turn is not None and turn.over:
+            self._end(conversation, "terminated" if turn.terminated else "environment")
+
+    # ----------------------------------------------------------------------------------------------------- environment
+    def _tell_environment(self, conversation: Conversation) -> None:
+        """Give the environment what was said, once all whose turn it was have spoken."""
+        speakers = conversation.speakers()
+        if not speakers:
+            return
+        said = {side.agent: self._prompts.heard(side.messages[-1]) for side in speakers}
+        self._call(conversation, "step", conversation.game.step, said)
+
+    def _call(self, conversation: Conversation, what: str, fn: Callable[..., Any], /, *args: object, **named: object) -> None:
+        assert what in ("reset", "step")
+        conversation.called = "reset" if what == "reset" else "step"
+        conversation.called_at = self._clock.now()
+        ticket = self._calls.submit(f"talk.step/{lane_of(conversation.game)}", fn, *args, **named)
+        self._open[ticket] = conversation, None, {}
+
+    def _take_calls(self) -> int:
+        """Take what came of calls. What one leads to may be another that is answered at once."""
+        taken = 0
+        while outcomes := self._outcomes():
+            for outcome in outcomes:
+                taken += self._settle(outcome)
+        return taken
+
+    def _outcomes(self) -> list[CallOutcome]:
+        """Outcomes that are there; with `blocking`, it waits for one as long as calls run."""
+        found = self._calls.collect()
+        while not found and self._blocking and self._open:
+            progressed()  # waiting is no hang: each call has its own deadline
+            found = self._calls.collect(STEP_S)
+        return found
+
+    def _settle(self, outcome: CallOutcome) -> int:
+        """Go on with the conversation that has waited for a call."""
+        owner = self._open.pop(outcome.ticket, None)
+        if owner is None:  # of a conversation that was given up, or a `close`
+            if outcome.reason:
+                self._events.append({"kind": "event", "level": "warning", "text": f"closing a conversation: {outcome.reason}"})
+            return 0
+        conversation, side, call = owner
+        took = self._clock.now() - conversation.called_at
+        if side is not None:
+            side.said.turns[-1].duration_s += took
+            self._answer(conversation, side, call, outcome)
+            self._use_tools(conversation, side)
+            return 1
+        for speaker in conversation.speakers():
+            speaker.said.turns[-1].duration_s += took
+        self._stepped(conversation, outcome)
+        return 1
+
+    def _stepped(self, conversation: Conversation, outcome: CallOutcome) -> None:
+        """The environment has answered a `reset` or a `step`."""
+        called, conversation.called = conversation.called, ""
+        if outcome.reason:
+            self._fail(conversation, f"environment_failed: {called}: {outcome.reason}", outcome.lines)
+            return
+        try:
+            turns = checked_turns(conversation.game, outcome.value, self.task.turn_channels)
+            heard = {side.agent: side.messages[-1] for side in conversation.speakers()} if called == "step" else {}
+            conversation.log.append([called, heard, plain_turns(turns)])
+            for side in conversation.sides.values():
+                if side.agent in turns:
+                    self._told(conversation, side, turns[side.agent])
+                elif side.stage == "spoke":
+                    side.stage = "idle"
+        except DataError as error:
+            self._fail(conversation, f"environment_failed: {called}: {error}")
+            return
+        if conversation.failure:
+            return
+        stages = {side.stage for side in conversation.sides.values()}
+        if stages <= {"idle", "over"} and "idle" in stages:
+            why = f"environment_failed: {called}: no agent got a Turn, and the conversation is not over for all"
+            self._fail(conversation, why)
+        elif silent := [side.agent for side in conversation.sides.values() if side.stage == "over" and not side.said.turns]:
+            self._fail(conversation, f"environment_failed: the conversation was over before {silent[0]} had spoken")
+            conversation.hopeless = True
+
+    def _told(self, conversation: Conversation, side: Speaker, turn: Turn) -> None:
+        """An agent gets new messages, what it earned, and perhaps the end."""
+        if side.stage == "over":
+            return
+        if side.said.turns:
+            side.said.turns[-1].earn(turn.earned, turn.counts)
+        else:
+            for name, value in turn.earned.items():
+                side.early[name] = side.early.get(name, 0.0) + value
+        side.messages += turn.heard
+        if turn.over:
+            side.stage, side.reason = "over", "terminated" if turn.terminated else "environment"
+        else:
+            self._prepare(conversation, side, turn.heard, turn.key)
+
+    def _prepare(self, conversation: Conversation, side: Speaker, new: Sequence[Message], key: str) -> None:
+        """Make an agent's next prompt, unless a limit of the run ends the conversation here."""
+        limit = self._limit(conversation, side)
+        if not limit:
+            try:
+                prompt = self._prompts.prompt(side.said, side.messages, new, side.toolbox.schemas)
+            except DataError as error:
+                self._fail(conversation, f"environment_failed: {error}")
+                return
+            if len(prompt) < self._max_context:
+                side.said.ask(prompt)
+                side.key = content_id(key.encode() if key else self._prompts.seen(new))
+                side.stage = "ready"
+                return
+            limit = "context"
+            if not side.said.turns:
+                self._fail(conversation, f"prompt_too_long: {len(prompt)} tokens, room for {self._max_context - 1}")
+                conversation.hopeless = True
+                return
+        self._end(conversation, limit)
+
+    def _limit(self, conversation: Conversation, side: Speaker) -> Reason:
+        if len(side.said.turns) >= conversation.max_turns:
+            return "turns"
+        late = self._clock.now() - conversation.began
+        return "time" if self.talk.time_limit_s and late >= self.talk.time_limit_s else ""
+
+    def _end(self, conversation: Conversation, reason: Reason) -> None:
+        """The conversation ends here for all of its agents."""
+        for side in conversation.sides.values():
+            if side.stage != "over":
+                side.stage, side.reason = "over", reason
+
+    def _fail(self, conversation: Conversation, why: str, lines: str = "") -> None:
+        conversation.failure, conversation.lines = why, lines
+
+    # ----------------------------------------------------------------------------------------------------------- state
+    def data(self, conversation: Conversation) -> State:
+        """Plain data, for a checkpoint. Calls that run are made again; a game or a tool whose state cannot be saved is played
+        again."""
+        quiet = not conversation.called and all(side.stage != "tools" for side in conversation.sides.values())
+        boxes = [side.toolbox for side in conversation.sides.values()]
+        game = saved(conversation.game) if quiet and all(box.restorable for box in boxes) else None
+        return {
+            "number": conversation.number,
+            "seed": conversation.seed,
+            "names": list(conversation.names),
+            "version": conversation.version,
+            "affinity": conversation.affinity,
+            "max_turns": conversation.max_turns,
+            "greedy": conversation.greedy,
+            "attempt": conversation.attempt,
+            "called": conversation.called,
+            "elapsed": self._clock.now() - conversation.began,
+            "failure": conversation.failure,
+            "lines": conversation.lines,
+            "sides": [side.data() for side in conversation.sides.values()],
+            "game": game,
+            "tools": None if game is None else [box.get_state() for box in boxes],
+            "log": [list(entry) for entry in conversation.log],
+        }
+
+    def restored(self, data: State, example: Example) -> Conversation:
+        """The conversation that `data` told, with its environment as it was."""
+        conversation = self.open(
+            example,
+            number=data["number"],
+            seed=data["seed"],
+            names=tuple(data["names"]),
+            version=data["version"],
+            affinity=data["affinity"],
+            max_turns=data["max_turns"],
+            greedy=data["greedy"],
+        )
+        conversation.attempt, conversation.failure, conversation.lines = data["attempt"], data["failure"], data["lines"]
+        conversation.began = self._clock.now() - data["elapsed"]
+        conversation.log = [list(entry) for entry in data["log"]]
+        for side, told in zip(conversation.sides.values(), data["sides"], strict=True):
+            side.restore(told)
+        if data["game"] is not None:
+            put_back(conversation.game, data["game"])
+            for side, state in zip(conversation.sides.values(), data["tools"], strict=True):
+                side.toolbox.set_state(state)
+        elif not (conversation.over or conversation.failure) and (why := self._replayed(conversation)):
+            self._fail(conversation, f"it cannot be brought back: {why}")
+            conversation.lost = True
+            return conversation
+        self._resume(conversation, data["called"])
+        return conversation
+
+    def _resume(self, conversation: Conversation, called: str) -> None:
+        """Make the calls again that ran."""
+        if called == "reset":
+            self._call(conversation, "reset", conversation.game.reset, conversation.task, seed=conversation.seed)
+        elif called == "step":
+            self._tell_environment(conversation)
+        for side in conversation.sides.values():
+            if side.stage == "tools":
+                self._use_tools(conversation, side)
+
+    def _replayed(self, conversation: Conversation) -> str:
+        """Play a conversation's environment and tools again up to where it stands; why that cannot be done, if so."""
+        for what, who, said, *came in conversation.log:
+            if what == "tool":
+                if self._replay_tool(conversation.sides[who], said) != came[0]:
+                    return f"its tool {said['function']['name']!r} did not give the same result"
+                continue
+            game, again = conversation.game, partial(conversation.game.reset, conversation.task, seed=conversation.seed)
+            if what == "step":
+                again = partial(game.step, {agent: self._prompts.heard(message) for agent, message in who.items()})
+            outcome = self._outcome(self._calls.submit(f"talk.step/{lane_of(game)}", again))
+            if outcome.reason:
+                return f"its environment failed ({outcome.reason})"
+            if plain_turns(checked_turns(game, outcome.value, self.task.turn_channels)) != said:
+                return "its environment did not give the same messages and rewards"
+        return ""
+
+    def _outcome(self, ticket: int) -> CallOutcome:
+        while True:
+            for outcome in self._calls.collect(STEP_S):
+                if outcome.ticket == ticket:
+                    return outcome
+                self._settle(outcome)
+            progressed()
+
+    def _replay_tool(self, side: Speaker, call: Message) -> str:
+        """The text that a call gives when it is made again."""
+        ticket = self._calls.submit(f"talk.tool/{side.toolbox.lane(call)}", side.toolbox.target(call))
+        return str(side.toolbox.answer(call, self._outcome(ticket))[0]["content"])
+
+
+def _specs(task: ChatTask) -> list[CallSpec]:
+    """How environments and tools are called, by where they run."""
+    out = []
+    for what, limit in (("step", task.talk.step_timeout_s), ("tool", task.talk.tool_timeout_s)):
+        field = f"talk.{what}_timeout_s"
+        out += [
+            CallSpec(f"talk.{what}/inline", _plainly, run="inline"),
+            CallSpec(f"talk.{what}/thread", _plainly, run="thread", workers=NUM_THREADS, timeout_s=limit, limit_field=field),
+            CallSpec(f"talk.{what}/async", _awaited, run="async", timeout_s=limit, limit_field=field),
+        ]
+    return out
+
+
+def _plainly(fn: Callable[..., Any], /, *args: object, **named: object) -> Any:
+    return fn(*args, **named)
+
+
+async def _awaited(fn: Callable[..., Any], /, *args: object, **named: object) -> Any:
+    made = fn(*args, **named)
+    return await made if inspect.isawaitable(made) else made

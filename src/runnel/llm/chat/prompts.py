@@ -1,0 +1,88 @@
+"""What the model sees and says in a conversation: prompts from messages, and messages from replies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from runnel.core.contracts.chat import Message
+from runnel.core.state import State
+from runnel.llm.chat.config import DialectName, TalkConfig
+from runnel.llm.chat.dialects import DIALECTS, Dialect, dialect_for, results
+from runnel.llm.chat.rows import Said
+from runnel.llm.tokenize import HFTokenizer, Tokenizer, messages_of, strip_end
+
+
+class PromptMaker:
+    """Makes prompts for `tokenizer`, and reads replies. With `talk.history` keep, what was said stays as it is and the new
+    messages are appended; with template, the chat template renders all messages again."""
+
+    def __init__(self, tokenizer: Tokenizer, talk: TalkConfig) -> None:
+        self.tokenizer, self.dialect = tokenizer, make_dialect(tokenizer, talk.dialect)
+        self._keep = talk.history == "keep"
+
+    def prompt(self, said: Said, messages: Sequence[Message], new: Sequence[Message], schemas: Sequence[State]) -> list[int]:
+        """The next prompt: `messages` are all there are, `new` those since the last reply."""
+        tools = schemas if self.dialect.takes_tools else ()
+        if said.rows and self._keep:
+            return self.tokenizer.extend(said.last, self._written(new), tools)
+        written = self._written(messages)
+        if schemas and not self.dialect.takes_tools:
+            written = _told(written, self.dialect.describe(schemas))
+        return self.tokenizer.render(written, tools)
+
+    def message(self, reply: Sequence[int], *, tools: bool) -> Message:
+        """What the assistant said, with its calls of tools where it may make some."""
+        ids = strip_end(reply, self.tokenizer)
+        if not tools:
+            return {"role": "assistant", "content": self.tokenizer.decode(ids)}
+        parsed = self.dialect.parse(self.tokenizer.spell(ids))
+        out: State = {"role": "assistant", "content": parsed.content}
+        if parsed.calls:
+            out["tool_calls"] = [dict(call) for call in parsed.calls]
+        if parsed.failures:
+            out["tool_errors"] = [dict(failure) for failure in parsed.failures]
+        return out
+
+    def demonstration(self, message: str | Message) -> tuple[list[int], Message]:
+        """A message of a script as the tokens of a reply, and as it is heard."""
+        given: Mapping[str, object] = {"content": message} if isinstance(message, str) else message
+        content, calls = str(given.get("content", "")), given.get("tool_calls", ())
+        assert isinstance(calls, Sequence)
+        tokens = self.tokenizer.answer(self.dialect.write(content, calls) if calls else content)
+        return tokens, self.message(tokens, tools=bool(calls))
+
+    @staticmethod
+    def heard(message: Message) -> Message:
+        """What an environment gets of a message."""
+        return {"role": message["role"], "content": message["content"]}
+
+    @staticmethod
+    def seen(new: Sequence[Message]) -> bytes:
+        """New messages as what tells one state from another."""
+        return json.dumps([[m["role"], m["content"]] for m in new]).encode()
+
+    def _written(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages as the chat template knows them."""
+        return messages_of(results(self.dialect, [self._one(m) for m in messages]))
+
+    def _one(self, message: Message) -> Message:
+        calls = message.get("tool_calls", ())
+        if calls and not self.dialect.takes_tools:
+            return {"role": message["role"], "content": self.dialect.write(message["content"], calls)}
+        return {name: value for name, value in message.items() if name != "tool_errors"}
+
+
+def make_dialect(tokenizer: Tokenizer, name: DialectName) -> Dialect:
+    """How calls of tools are written for this tokenizer."""
+    if isinstance(tokenizer, HFTokenizer):
+        return dialect_for(tokenizer.inner, name)
+    return DIALECTS["hermes" if name == "auto" else name]
+
+
+def _told(messages: Sequence[Message], tools: str) -> list[Message]:
+    """A conversation whose system message tells of tools, where the chat template cannot."""
+    first = messages[0]
+    if first["role"] == "system":
+        return [{"role": "system", "content": f"{first['content']}\n\n{tools}"}, *messages[1:]]
+    return [{"role": "system", "content": tools}, *messages]
