@@ -61,7 +61,8 @@ class SessionConfig(SandboxConfig):
     output_kb: int = bounded(64, at_least=1, at_most=4096)
     """Most that a call may print, and the longest text of a value. A call that prints more is interrupted."""
     preload: tuple[str, ...] = ()
-    """Modules that are imported once, before any session starts, and whose memory all sessions share. They run unconfined."""
+    """Modules that are imported once, before any session starts; all sessions share their memory. They are imported unconfined,
+    and what they have made by then (a generator of random numbers) is alike in all sessions."""
 
 
 @dataclass(frozen=True)
