@@ -17,11 +17,11 @@ EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 def trained() -> dict[str, Any]:
     """A group of two: a conversation of two turns in one row, and one whose second turn is a row of its own."""
-    tokens = ["yes", "<end>", "<user>", EVIL, "<assistant>", "no", "<end>"]
+    tokens = ["yes", "<cut>", "<user>", EVIL, "<assistant>", "no", "<end>"]
     first = {
         "tokens": tokens,
-        "mask": [1, 1, 0, 0, 0, 1, 1],
-        "advantages": [0.5, 0.5, 0.0, 0.0, 0.0, -0.25, -0.25],
+        "mask": [1, 0, 0, 0, 0, 1, 1],
+        "advantages": [0.5, 0.0, 0.0, 0.0, 0.0, -0.25, -0.25],
         "reward": 1.25,
         "rewards": {"exact": 1.25},
         "advantage": 0.125,
@@ -29,11 +29,12 @@ def trained() -> dict[str, Any]:
         "tool_errors": 2,
         "control": [1, 2, 4, 6],
         "messages": [
+            {"role": "", "start": 1, "said": 1, "end": 2},
             {"role": "user", "start": 2, "said": 3, "end": 4},
             {"role": "assistant", "start": 4, "said": 5, "end": 5},
         ],
         "turns": [
-            {"start": 0, "end": 2, "rewards": {"win": 0.75}, "duration_s": 0.375, "state": 0, "row": 0},
+            {"start": 0, "end": 1, "rewards": {"win": 0.75}, "duration_s": 0.375, "state": 0, "row": 0},
             {"start": 5, "end": 7, "rewards": {"win": -0.5}, "duration_s": 1.5, "state": 1, "row": 0},
         ],
     }
@@ -93,8 +94,8 @@ def check_trained(page: Any) -> None:
     assert first.locator(".turnbars title").all_text_contents() == [
         *("turn 1: 0.75", "turn 2: -0.5", "turn 1: 0.38 s", "turn 2: 1.5 s")
     ]
-    assert first.locator(".turn .tokens").all_text_contents() == ["yes<end>", "<assistant>no<end>"]
-    assert first.locator(".turn .tok:not(.masked)").all_text_contents() == ["yes", "<end>", "no", "<end>"]
+    assert first.locator(".turn .tokens").all_text_contents() == ["yes<cut>", "<assistant>no<end>"]
+    assert first.locator(".turn .tok:not(.masked)").all_text_contents() == ["yes", "no", "<end>"]
     assert first.locator(".said.user pre").all_text_contents() == [f"<user>{EVIL}"]
     assert first.locator(".tree").count() == 0
     assert second.locator(".turn").count() == 0, "it is drawn when it is opened"

@@ -5,7 +5,7 @@ import { turnBars, turnFacts, forksOf, rowTree } from "./turns.js";
 
 const LONG = 700;
 const ENDED = { terminated: "ended by itself", turns: "cut: no more turns", context: "cut: no more room", time: "cut: no more time", environment: "cut by its environment" };
-const isTool = (role, text) => role === "tool" || text.includes("<tool_response>");
+const isTool = (role, text) => role === "tool" || (role === "user" && text.trimStart().startsWith("<tool_response>"));
 const firstLine = (text) => text.replace(/<\/?tool_response>/g, "").trim().split("\n")[0].slice(0, 120);
 
 /** Goes to a turn of `root`, also one in a part that is folded. */
@@ -31,7 +31,7 @@ export function said(role, title, text, body) {
 export function trainedTalk(row, i, { open, span, states }) {
   const turns = row.turns ?? [], body = h("div", {}), errors = row.tool_errors ?? 0;
   const box = h("details", { class: "completion talkrow", open: open === true },
-    h("summary", {}, [h("b", {}, `#${i + 1}`), h("span", { class: "n" }, `reward ${short(row.reward)}`), typeof row.advantage === "number" ? h("span", { class: row.advantage >= 0 ? "good" : "bad" }, `advantage ${short(row.advantage)}`) : null,
+    h("summary", {}, [h("b", {}, `#${i + 1}`), h("span", { class: "n" }, `reward ${short(row.reward)}`), typeof row.advantage === "number" ? h("span", { class: row.advantage > 0 ? "good" : row.advantage < 0 ? "bad" : "soft" }, `advantage ${short(row.advantage)}`) : null,
       h("span", { class: "soft" }, `${whole(turns.length)} ${turns.length === 1 ? "turn" : "turns"}`), row.tool_calls !== undefined ? h("span", { class: errors ? "warn" : "soft" }, `${whole(row.tool_calls)} tool calls, ${whole(errors)} failed`) : null,
       row.truncated ? h("span", { class: "warn" }, "cut") : null].map((part) => [part, " "])), body);
   const draw = () => {
@@ -45,26 +45,31 @@ export function trainedTalk(row, i, { open, span, states }) {
   return box;
 }
 
-/** Turns and what lies between them, in their order. What a template writes before an answer stands with that answer. */
+/** Turns and what lies between them, in their order. What a template writes before and behind an answer stands with that answer. */
 function blocks(row, span, states) {
   const texts = row.tokens ?? [], control = new Set(row.control ?? []);
   const plain = (a, b) => texts.slice(a, b).map((t, k) => (control.has(a + k) ? h("i", { class: "mark-token" }, t) : t));
   const items = [...(row.turns ?? []).map((t, k) => ({ ...t, turn: k })), ...(row.messages ?? [])].sort((a, b) => a.start - b.start || a.end - b.end);
   const starts = new Set(row.row_starts ?? []), out = [];
-  let head = null;
+  const named = (row.messages ?? []).some((m) => m.role);
+  let head = null, last = null;
   const titleOf = (item) => (item.role || !row.row_starts?.includes(item.start) ? "" : "the message goes on");
   for (const item of items) {
     if (starts.delete(item.start)) out.push(h("div", { class: "new-row" }, h("span", { class: "soft small" }, `row ${row.row_starts.indexOf(item.start) + 2}: the model read this as a prompt of its own`)));
     if (item.turn === undefined) {
       const text = texts.slice(item.said, item.end).join("");
       if (item.role === "assistant" && !text.trim()) { head = item; continue; }
+      if (!item.role && named && last?.end === item.start && !row.row_starts?.includes(item.start)) { // what the template writes behind an answer
+        if (text.trim()) last.text.append(h("span", { class: "tok masked", title: "not trained on" }, plain(item.start, item.end)));
+        continue;
+      }
       if (texts.slice(item.start, item.end).join("").trim()) out.push(said(item.role, titleOf(item), text, h("pre", {}, plain(item.start, item.end))));
       continue;
     }
     const before = head ? plain(head.start, head.end) : [];
     head = null;
-    out.push(h("section", { class: "said assistant turn", "data-turn": item.turn, tabindex: -1 }, h("header", {}, h("b", {}, `turn ${item.turn + 1}`), turnFacts(item), state(item.state, states)),
-      h("pre", { class: "tokens" }, before.length ? h("span", { class: "tok masked" }, before) : null, texts.slice(item.start, item.end).map((_, k) => span(item.start + k)))));
+    last = { end: item.end, text: h("pre", { class: "tokens" }, before.length ? h("span", { class: "tok masked" }, before) : null, texts.slice(item.start, item.end).map((_, k) => span(item.start + k))) };
+    out.push(h("section", { class: "said assistant turn", "data-turn": item.turn, tabindex: -1 }, h("header", {}, h("b", {}, `turn ${item.turn + 1}`), turnFacts(item), state(item.state, states)), last.text));
   }
   return out;
 }
