@@ -1,5 +1,6 @@
-"""A bandit of two turns: without luck all credit solves it, with luck only credit by turn does in its budget. Nothing is decoded: a tiny model's own probabilities are
-sampled, and the learner gets the conversations as segments.
+"""A bandit of two turns: without luck all credit solves it, with luck only credit by turn does in its budget.
+
+Nothing is decoded: a tiny model's own probabilities are sampled, and the learner gets the conversations as segments.
 
 The first word pays +6 or -6 by chance, whatever it is. The second pays 1 if it is the right one of eight. Credit of whole
 trajectories pushes the second word by the luck of the first: its mean is right, and its noise is some twenty times as large.

@@ -160,6 +160,10 @@ class PromptConfig(RunConfig):
         self.talk.check(self.max_turns)
         if self.total_updates is not None and self.warmup_updates >= self.total_updates:
             raise ConfigError("warmup_updates", self.warmup_updates, f"leaves nothing of total_updates = {self.total_updates}")
+        for name, part in ((f.name, getattr(self, f.name)) for f in fields(self)):
+            if self.deterministic and isinstance(part, PolicyConfig) and part.duration_power:
+                fix = "durations are measured, and differ from run to run; use 0, or no deterministic"
+                raise ConfigError(f"{name}.duration_power", part.duration_power, fix)
         if self.mixed_rows and self.learner.in_parts:
             fix = "the losses of rollouts and demonstrations are divided by different numbers, which parts cannot; use false"
             raise ConfigError("learner.in_parts", True, fix)

@@ -21,7 +21,7 @@ def made(name):
     return {"demos": [demos(rng, 6)]} if name == "sft" else segments_of(name, rng, 4)
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo", "turn_ppo", "sft", "dpo"])
+@pytest.mark.parametrize("name", ["grpo", "grpo_roc", "ppo", "turn_ppo", "spa", "sft", "dpo"])
 def test_ranks_take_the_step_of_one(name):
     ((reader, segments),) = made(name).items()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoTokenizer
 
 import runnel as rl
 from runnel.core.contracts.params import ParamSet
+from runnel.core.errors import UnusedSettingError
 from runnel.llm.engines.requests import generate, make_request
 from runnel.llm.model.causal_lm import model_params
 from runnel.run import registry
@@ -47,6 +49,37 @@ def test_what_weighs_its_samples_may_use_them_again() -> None:
     for recipe in ("grpo", "aipo", "decoupled", "online_dpo"):
         for _, settings in STALE:
             assert build(recipe, **settings).title == "reverse"
+
+
+# ------------------------------------------------------------------------------------------------------------------- turns
+OF_TURNS: list[tuple[str, str, dict[str, Any]]] = [
+    ("gigpo", "gigpo.gamma", {"gigpo": {"gamma": 0.5}}),
+    ("turn_ppo", "turn_ppo.gae_lambda", {"turn_ppo": {"gae_lambda": 0.5}}),
+    ("grpo", "grpo.duration_power", {"grpo": {"duration_power": 1.0}}),
+]
+
+
+class Talks:
+    """What a config of conversations has."""
+
+    has_turns = True
+
+
+@pytest.mark.parametrize(("recipe", "field", "settings"), OF_TURNS, ids=[field for _, field, _ in OF_TURNS])
+def test_settings_of_turns_are_refused_for_completions_alone(recipe: str, field: str, settings: Any) -> None:
+    with pytest.raises(UnusedSettingError, match=rf"^{field} = .*a completion is one turn"):
+        build(recipe, **settings)
+    config = registry.load_recipe(recipe).Config
+    assert field in config().unused()
+    assert field not in type("Config", (Talks, config), {})().unused()
+
+
+def test_measured_durations_are_refused_where_runs_must_repeat() -> None:
+    talks = type("Config", (Talks, registry.load_recipe("grpo").Config), {})
+    config = talks(grpo=rl.llm.GRPOConfig(duration_power=1.0))
+    config.check()
+    with pytest.raises(rl.ConfigError, match=r"^grpo.duration_power = 1.0: durations are measured"):
+        replace(config, deterministic=True).check()
 
 
 # ----------------------------------------------------------------------------------------------------------- reward models
