@@ -341,7 +341,7 @@ def test_a_restored_engine_goes_on_bit_for_bit_with_what_it_kept(cut):
 def test_wide_decode_steps_after_a_restore_leave_kept_prefixes_alone():
     engine, twin = engine_of(), engine_of()
     for one in (engine, twin):
-        one._num_rows = lambda _: 3  # type: ignore[method-assign]
+        one._num_rows, one.end_ids = lambda _: 3, (-1,)  # type: ignore[method-assign]
     first = make_request(1, [5, 6, 7, 8], seed=1, max_tokens=3, session=1)
     engine.submit([make_request(0, [9, 4], seed=3, max_tokens=60), first])
     replies: list[Reply] = []
