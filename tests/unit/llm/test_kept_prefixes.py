@@ -338,6 +338,26 @@ def test_a_restored_engine_goes_on_bit_for_bit_with_what_it_kept(cut):
         assert all(torch.equal(a.rows[name], b.rows[name]) for name in a.rows)
 
 
+def test_wide_decode_steps_after_a_restore_leave_kept_prefixes_alone():
+    engine, twin = engine_of(), engine_of()
+    for one in (engine, twin):
+        one._num_rows, one.end_ids = lambda _: 3, (-1,)  # type: ignore[method-assign]
+    first = make_request(1, [5, 6, 7, 8], seed=1, max_tokens=3, session=1)
+    engine.submit([make_request(0, [9, 4], seed=3, max_tokens=60), first])
+    replies: list[Reply] = []
+    while all(r.id != 1 for r in replies):
+        replies += engine.step()
+    assert engine.pending() == 1
+    twin.restore(engine.snapshot())
+    twin.step()
+    tokens = next(r for r in replies if r.id == 1).rows["tokens"].tolist()
+    later = make_request(2, [5, 6, 7, 8, *tokens, 30], seed=2, max_tokens=3, session=1)
+    twin.submit([later])
+    found = [reply for _ in range(60) for reply in twin.step() if reply.id == 2]
+    check(later, found[0])
+    assert int(found[0].rows["num_prefilled"]) == 2
+
+
 # ------------------------------------------------------------------------------------------------------------ any order
 @dataclass
 class Talks:

@@ -49,7 +49,9 @@ class Completion:
     def of_data(data: State) -> Completion:
         """The inverse of `data`."""
         made = [data[name].tolist() for name in ("tokens", "logprob", "sampling_logprob", "policy_version")]
-        return Completion(request_of(data), *made, data.get("prefilled", 0))  # new in checkpoints
+        completion = Completion(request_of(data), *made)
+        completion.prefilled = data.get("prefilled", 0)  # older checkpoints do not have it
+        return completion
 
 
 class CompletionEngine(QueuedEngine):
