@@ -34,9 +34,7 @@ LOOK_S = 1.0
 def main(order_fd: int, control_fd: int) -> None:
     """Fork interpreters until the parent closes its end of the socket, or ends."""
     order, own = child.read_literal(order_fd), os.getpid()
-    _signal.signal(
-        _signal.SIGTERM, _signal.SIG_IGN
-    )  # schedulers send it to all processes; the parent decides when this one ends
+    _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)  # schedulers send it to all processes, but the parent decides
     sys.path[:] = order["path"]
     for name in (*loop.AHEAD, *order["preload"]):
         __import__(name)
