@@ -14,7 +14,7 @@ from runnel.core.records import Batch, Slot
 from runnel.core.rng import make_seed
 from runnel.llm.chat.games import AGENT, checked_turns, close_game, own, tools_of_game
 from runnel.llm.chat.prompts import PromptMaker
-from runnel.llm.chat.rows import TokenRow, Said
+from runnel.llm.chat.rows import Said, TokenRow
 from runnel.llm.chat.task import SEED, ChatTask
 from runnel.llm.chat.tools import Toolbox
 from runnel.llm.sampling.demos import MAX_SKIPPED, ExampleSampler

@@ -10,6 +10,7 @@ from runnel.core.state import State
 from runnel.llm.chat.config import DialectName, TalkConfig
 from runnel.llm.chat.dialects import DIALECTS, Dialect, dialect_for, results
 from runnel.llm.chat.rows import Said
+from runnel.llm.chat_template import OURS
 from runnel.llm.tokenize import HFTokenizer, Tokenizer, messages_of, strip_end
 
 
@@ -36,12 +37,15 @@ class PromptMaker:
         ids = strip_end(reply, self.tokenizer)
         if not tools:
             return {"role": "assistant", "content": self.tokenizer.decode(ids)}
-        parsed = self.dialect.parse(self.tokenizer.spell(ids))
+        text = self.tokenizer.spell(ids)
+        parsed = self.dialect.parse(text)
         out: State = {"role": "assistant", "content": parsed.content}
         if parsed.calls:
             out["tool_calls"] = [dict(call) for call in parsed.calls]
         if parsed.failures:
             out["tool_errors"] = [dict(failure) for failure in parsed.failures]
+        if parsed.calls or parsed.failures:
+            out["text"] = text  # a later prompt repeats it with what cannot be read, and with what no dialect would write
         return out
 
     def demonstration(self, message: str | Message) -> tuple[list[int], Message]:
@@ -68,9 +72,13 @@ class PromptMaker:
 
     def _one(self, message: Message) -> Message:
         calls = message.get("tool_calls", ())
+        text = message.get("text") if message["role"] == "assistant" else None
+        shown = calls and self.dialect.takes_tools and not message.get("tool_errors")
+        if text is not None and not shown:
+            return {"role": message["role"], "content": text}
         if calls and not self.dialect.takes_tools:
             return {"role": message["role"], "content": self.dialect.write(message["content"], calls)}
-        return {name: value for name, value in message.items() if name != "tool_errors"}
+        return {name: value for name, value in message.items() if name not in OURS}
 
 
 def make_dialect(tokenizer: Tokenizer, name: DialectName) -> Dialect:
