@@ -98,8 +98,16 @@ def play(
 ) -> Played:
     """Play until `groups` segments are committed or cancelled. Nothing may be lost on the way."""
     task = make_chat_task(env, talk=TalkConfig(**talk), tools=tools)
-    settings = {"max_turns": max_turns, "max_context": max_context, "blocking_calls": blocking}
-    sampler = ChatSampler(task, tokenizer, group_size=group_size, max_tokens=200, seed=1, **settings)
+    sampler = ChatSampler(
+        task,
+        tokenizer,
+        max_turns=max_turns,
+        max_context=max_context,
+        blocking_calls=blocking,
+        group_size=group_size,
+        max_tokens=200,
+        seed=1,
+    )
     engine = ScriptedEngine(say, tokenizer)
     client: Any = FakeClient(engine)  # type: ignore[arg-type]
     client.published[0] = ParamSet(0, {})

@@ -31,7 +31,7 @@ class Script:
         if task.agents != (AGENT,) or not isinstance(owner, HasScript):
             fix = "it has no script() to imitate; give it one (what to say now), or use warmup_updates 0"
             raise ConfigError("chat", name_of(owner), fix)
-        self._prompts = PromptMaker(tokenizer, task.talk)
+        self._prompts = PromptMaker(tokenizer, task.talk, of_data=task.judged)
 
     def play(self, example: Example, number: int = 0) -> tuple[TokenRow, float]:
         """The row of one play, and what it earned."""

@@ -70,7 +70,7 @@ class ChatPlayer:
         clock: Clock | None = None,
     ) -> None:
         self.task, self.talk = task, task.talk
-        self._prompts = PromptMaker(tokenizer, task.talk)
+        self._prompts = PromptMaker(tokenizer, task.talk, of_data=task.judged)
         self._max_context, self._max_tokens, self._seed = max_context, max_tokens, seed
         self._sampling, self._blocking = sampling or SamplingConfig(), blocking
         self._clock = clock or WallClock()
