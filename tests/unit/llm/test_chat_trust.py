@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from typing import Any
 
@@ -11,6 +12,8 @@ from scripted_engine import Played, play
 
 from runnel.core.contracts.chat import ToolFailure, Turn
 from runnel.llm.chat.tools import tool
+from runnel.llm.sandbox.session import SessionConfig, SessionPool
+from runnel.llm.sandbox.tool import python_tool
 from runnel.llm.tokenize import CharTokenizer
 
 TOKENIZER = CharTokenizer()
@@ -203,7 +206,7 @@ def test_what_blocks_the_loop_of_coroutines_does_not_hold_up_those_that_come_lat
         return CALL.format(name) if turn < 2 else "done"
 
     tools = [tool(block_the_loop, name="bad", description="Harm."), tool(fine, name="good", description="Help.")]
-    found = play(Asks, say, TOKENIZER, tools=tools, tool_timeout_s=2.0, groups=3)
+    found = play(Asks, say, TOKENIZER, tools=tools, tool_timeout_s=1.0, groups=3)
     assert [e for e in found.tool_errors() if e] == [{"timeout": 1}]
     assert found.order[-1] == 0, "nobody else waits for it"
 
@@ -380,3 +383,26 @@ def test_what_a_tool_says_is_not_judged_as_the_answer():
     side = Speaker("agent", Toolbox([], max_chars=100))
     side.messages = [{"role": "assistant", "content": "let me see"}, {"role": "tool", "content": "42"}]
     assert side.answer == "let me see"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="confinement is the Linux kernel's")
+def test_python_that_kills_itself_or_prints_without_end_is_counted_and_the_next_call_runs():
+    codes = {
+        "import os; os._exit(3)": "died",
+        "import ctypes; ctypes.string_at(0)": "died",  # a signal of the kernel
+        "import os; os.kill(os.getpid(), 9)": "raised",  # signals of its own are not allowed
+        "while True: print('a' * 1000)": "too_long",
+        "while True: pass": "timeout",
+    }
+
+    def say(conversation, turn):
+        code = [*codes][conversation] if turn == 0 else "print(6 * 7)"
+        return f"```python\n{code}\n```" if turn < 2 else "done"
+
+    with SessionPool(SessionConfig(wall_s=1.0, cpu_s=10)) as pool:
+        tools = [python_tool(pool=pool)]
+        found = play(Asks, say, TOKENIZER, tools=tools, dialect="python", tool_chars=200, group_size=5, groups=1)
+        assert not pool._sessions, "all are closed with their conversations"
+    assert sorted(str(e) for e in found.tool_errors()) == sorted(str({kind: 1}) for kind in codes.values())
+    ends = [text for text in heard(found) if text.endswith("```output\n42\n```")]
+    assert len(ends) == 5
