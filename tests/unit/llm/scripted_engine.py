@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,8 +30,10 @@ class ScriptedEngine:
 
     def __init__(self, say: Say, tokenizer: Tokenizer) -> None:
         self._say, self._tokenizer = say, tokenizer
+        self._logprob = -math.log(tokenizer.vocab_size)  # as of a model that knows nothing
         self.version, self.num_tokens, self.num_steps = -1, 0, 0
-        self.prompts: list[list[int]] = []
+        self.asked: list[tuple[int, list[int], list[int]]] = []
+        """Conversation, prompt and reply of each request."""
         self._turns: dict[int, int] = {}
         self._waiting: list[Request] = []
 
@@ -46,12 +49,17 @@ class ScriptedEngine:
         session = int(request.rows["session"])
         turn = self._turns.get(session, -1) + 1
         self._turns[session] = turn
-        self.prompts.append(request.rows["tokens"].tolist())
-        said = self._say(list(self._turns).index(session), turn)
-        tokens = torch.tensor(self._tokenizer.answer(said)[: int(request.rows["max_tokens"])])
+        conversation = list(self._turns).index(session)
+        said = self._tokenizer.answer(self._say(conversation, turn))[: int(request.rows["max_tokens"])]
+        self.asked.append((conversation, request.rows["tokens"].tolist(), said))
+        tokens = torch.tensor(said)
         self.num_tokens += len(tokens)
-        rows = {"tokens": tokens, "logprob": torch.full(tokens.shape, -1.0), "policy_version": torch.zeros_like(tokens)}
+        rows = {"tokens": tokens, "logprob": torch.full(tokens.shape, self._logprob), "policy_version": torch.zeros_like(tokens)}
         return Reply(request.id, Batch(rows), self.version)
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        return [prompt for _, prompt, _ in self.asked]
 
     def abort(self, ids: Sequence[int]) -> None:
         self._waiting = [r for r in self._waiting if r.id not in ids]
