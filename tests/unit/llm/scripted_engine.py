@@ -54,7 +54,11 @@ class ScriptedEngine:
         self.asked.append((conversation, request.rows["tokens"].tolist(), said))
         tokens = torch.tensor(said)
         self.num_tokens += len(tokens)
-        rows = {"tokens": tokens, "logprob": torch.full(tokens.shape, self._logprob), "policy_version": torch.zeros_like(tokens)}
+        rows = {
+            "tokens": tokens,
+            "logprob": torch.full(tokens.shape, self._logprob),
+            "policy_version": torch.zeros_like(tokens),
+        }
         return Reply(request.id, Batch(rows), self.version)
 
     @property

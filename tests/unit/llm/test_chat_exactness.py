@@ -90,7 +90,9 @@ def with_tools():
 
 
 def learner_of():
-    config = TokenLearnerConfig(max_mismatch=1e9, precision="float64", max_grad_norm=1e9, warmup_updates=0, micro_batch_tokens=1 << 14)
+    config = TokenLearnerConfig(
+        max_mismatch=1e9, precision="float64", max_grad_norm=1e9, warmup_updates=0, micro_batch_tokens=1 << 14
+    )
     algorithm = GRPO(GRPOConfig(), channels={"reward": 1.0})
     return TokenLearner(config, build_model(SIZES, TOKENIZER.vocab_size, seed=0), algorithms={"rollouts": algorithm})
 
@@ -160,7 +162,7 @@ def client_of(*, keep=True, num_slots=4, length=1500):
     return client
 
 
-def sampler_of(env=Echo, *, max_turns=4, tools=(), group_size=2, max_tokens=6, **talk):
+def sampler_of(env=Echo, *, max_turns=4, tools=(), group_size=2, max_tokens=6, seed=1, **talk):
     task = make_chat_task(env, talk=TalkConfig(**talk), tools=tools)
     return ChatSampler(
         task,
@@ -170,7 +172,7 @@ def sampler_of(env=Echo, *, max_turns=4, tools=(), group_size=2, max_tokens=6, *
         blocking_calls=True,
         group_size=group_size,
         max_tokens=max_tokens,
-        seed=1,
+        seed=seed,
     )
 
 
@@ -256,9 +258,9 @@ class Notes(KeptTally):
         return f"{self.total}: {text}"
 
 
-def made(env, tally, history):
+def made(env, tally, history, *, seed=1):
     tools = [tool(tally, name="tally", lane="inline"), tool(Notes, name="note", lane="inline")]
-    sampler = sampler_of(env, tools=tools, history=history, max_calls=1 if tally is Tally else 8)
+    sampler = sampler_of(env, tools=tools, history=history, max_calls=1 if tally is Tally else 8, seed=seed)
     sampler.player._prompts.dialect = Letters()
     return sampler
 
@@ -268,7 +270,7 @@ def revived(make, sampler, client, stream):
     tensors: dict[str, torch.Tensor] = {}
     saved = encode([sampler.snapshot(), client.engine.snapshot()], tensors)
     state, of_engine = decode(saved, tensors)
-    copy, twin, other = stream_of(GROUPS, rows=4), client_of(num_slots=client.engine.num_slots), make()
+    copy, twin, other = stream_of(GROUPS, rows=4), client_of(num_slots=client.engine.num_slots), make(seed=2)
     while copy._sequence < stream._sequence:
         copy.reserve()
     for index in [i for i in copy.reserved if i not in stream.reserved]:

@@ -71,7 +71,7 @@ class ChatPlayer:
     ) -> None:
         self.task, self.talk = task, task.talk
         self._prompts = PromptMaker(tokenizer, task.talk, of_data=task.judged)
-        self._max_context, self._max_tokens, self._seed = max_context, max_tokens, seed
+        self._max_context, self._max_tokens, self.seed = max_context, max_tokens, seed
         self._sampling, self._blocking = sampling or SamplingConfig(), blocking
         self._clock = clock or WallClock()
         self._calls = CallPool(_specs(task), ordered=False, clock=self._clock)
@@ -210,7 +210,7 @@ class ChatPlayer:
 
     def _request(self, conversation: Conversation, side: Speaker, place: int) -> Batch:
         prompt, turn = side.said.last, len(side.said.turns)
-        seed = make_seed(self._seed, "sample", *conversation.names, place, turn, conversation.attempt)
+        seed = make_seed(self.seed, "sample", *conversation.names, place, turn, conversation.attempt)
         room = min(self._max_tokens, self._max_context - len(prompt))
         sampling = self._sampling
         if conversation.greedy:

@@ -6,7 +6,7 @@ waits for what `PromptSampler` waits for, and for environments and tools.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runnel.core.contracts.inference import InferenceClient
@@ -195,6 +195,10 @@ class ChatSampler(PromptSampler):
     # ----------------------------------------------------------------------------------------------------------- state
     def events(self) -> list[State]:
         return super().events() + self.player.events()
+
+    def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
+        self.player.seed = state["seed"]  # a sampler that goes on was made with another
+        super().restore(state, writers)
 
     def _group_data(self, group: CompletionGroup) -> State:
         assert isinstance(group, ChatGroup)
