@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,10 @@ from runnel.core.contracts.chat import Turn
 from runnel.core.contracts.params import ParamSet
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.chat.config import TalkConfig
+from runnel.llm.chat.demos import ChatDemoSampler
 from runnel.llm.chat.dialects import Hermes, Parsed, make_call
 from runnel.llm.chat.sampler import ChatSampler
-from runnel.llm.chat.task import make_chat_task
+from runnel.llm.chat.task import Tasks, make_chat_task
 from runnel.llm.chat.tools import schema, tool
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
@@ -313,6 +315,29 @@ def test_killed_at_any_moment_it_goes_on_bit_for_bit(env, tally, history):
         for a, b in zip(expected, found, strict=True):
             assert a.header == b.header
             assert all(torch.equal(a.arrays[name], b.arrays[name]) for name in a.arrays if name != "duration_s")
+
+
+class Scripted(Echo):
+    """What its script says follows from its seed."""
+
+    def reset(self, task, *, seed):
+        self.seed = seed
+        return super().reset(task, seed=seed)
+
+    def script(self):
+        return f"I say {self.seed}"
+
+
+def test_scripted_conversations_go_on_as_they_were_begun():
+    def demos(seed):
+        task = make_chat_task(Scripted, talk=TalkConfig())
+        task = dataclasses.replace(task, train=Tasks([{}, {}]))
+        return ChatDemoSampler(task, TOKENIZER, seed=seed, max_turns=4, max_length=1000)
+
+    first, other = demos(1), demos(2)
+    assert first._next(1000).tokens != other._next(1000).tokens
+    other.restore(first.snapshot(), {})
+    assert [first._next(1000).tokens for _ in range(3)] == [other._next(1000).tokens for _ in range(3)]
 
 
 # ------------------------------------------------------------------------------------------------- rewritten histories
