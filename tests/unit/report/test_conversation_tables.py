@@ -22,7 +22,14 @@ from runnel.track.history import load_history
 
 
 def talk(value: float, turns: int, *, passed: bool, errors: dict[str, int] | None = None, reason: str = "terminated") -> Any:
-    told = {"turns": turns, "context": 300 * turns, "reason": reason, "tool_calls": 2, "tool_errors": errors or {}}
+    told = {
+        "turns": turns,
+        "context": 300 * turns,
+        "prefilled": 100,
+        "reason": reason,
+        "tool_calls": 2,
+        "tool_errors": errors or {},
+    }
     return {"return": value, "passed": passed, "env_s": 3.0, "engine_s": 1.0, **told}
 
 
@@ -53,6 +60,7 @@ def test_the_tables_of_a_run(tmp_path: Path) -> None:
         ["mean return", 0.875, 1.5],
         ["turns", 3.75, 2.0],
         ["longest row in tokens", 1125.0, 600.0],
+        ["tokens prefilled", 100.0, 100.0],
         ["tool calls", 2.0, 2.0],
         ["tool errors", 1.0, 0.5],
         ["share of time in tools and environment", 0.75, 0.75],
@@ -137,6 +145,7 @@ def test_groups_are_compared_by_the_last_quarter_of_their_runs(tmp_path: Path) -
         "mean return": over_seeds([1.0, 2.0]),
         "turns": over_seeds([2.0, 4.0]),
         "longest row in tokens": over_seeds([600.0, 1200.0]),
+        "tokens prefilled": over_seeds([100.0, 100.0]),
         "tool calls": over_seeds([2.0, 2.0]),
         "tool errors": over_seeds([0.0, 0.0]),
         "share of time in tools and environment": over_seeds([0.75, 0.75]),

@@ -145,7 +145,7 @@ class Interpreter:
         poll.register(self._fds[1], 0)
         return bool(poll.poll(0))
 
-    def exchange(self, code: str, timeout_s: float, cpu_s: int) -> Exchanged:
+    def exchange(self, code: str, timeout_s: float, *, cpu_s: int) -> Exchanged:
         """Send code, and wait for the answer: at most `timeout_s` and `GRACE_S`."""
         self._number += 1
         self._take_output(_Output(0))  # what threads of earlier calls have printed since
@@ -287,15 +287,10 @@ def _is_answer(message: object) -> bool:
     return message[1] in ANSWERS and all(isinstance(text, str) for text in message[1:])
 
 
-def refuse(interpreter: Interpreter, zygote: Zygote, *, weaker: bool) -> None:
-    """Raise a `ConfigError` if the interpreter could not be confined."""
-    facts = interpreter.facts
-    broken = facts.get("broken", {})
-    if facts and (weaker or not broken):
-        return
+def refuse(interpreter: Interpreter) -> None:
+    """End an interpreter that could not be confined, and raise a `ConfigError`."""
+    broken = interpreter.facts["broken"]
     interpreter.end()
-    if not facts:
-        raise ConfigError("sandbox", "session", f"its process ended before it was confined: {zygote.why()[-300:]}")
     lines = "; ".join(f"{promise} ({reason})" for promise, reason in broken.items())
     fix = f"this machine cannot keep its promises: {lines}. Use another machine, or allow_weaker=True for code you trust"
     raise ConfigError("sandbox", sorted(broken), fix)
