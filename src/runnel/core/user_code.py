@@ -23,6 +23,8 @@ _FIRST, _LAST = 3, 5
 """Number of frames of a long stack that are shown from its start, and from its end."""
 _LONGEST = 300
 _CAUSES = 3
+_ANY = (Exception,)
+"""What a user's `__str__` may raise."""
 
 Frame = traceback.FrameSummary
 
@@ -33,10 +35,18 @@ def summary(error: BaseException) -> str:
     >>> summary(KeyError("left")), summary(AssertionError())
     ("KeyError: 'left'", 'AssertionError')
     """
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    text = error.msg if isinstance(error, SyntaxError) else _words(error)
     said = " ".join(text.split())
     shown = said if len(said) <= _LONGEST else said[:_LONGEST] + " ..."
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
+
+
+def _words(error: BaseException) -> str:
+    """The message of an exception. Its class may be a user's, and fail to say it."""
+    try:
+        return str(error)
+    except _ANY:
+        return ""
 
 
 def told(error: BaseException) -> str:

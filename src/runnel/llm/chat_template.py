@@ -31,7 +31,7 @@ STAND_IN_SCHEMA: Schema = {
 }
 USER: Mapping[str, Any] = {"role": "user", "content": "?"}
 SYSTEM: Mapping[str, Any] = {"role": "system", "content": "?"}
-OURS = ("tool_errors",)
+OURS = ("tool_errors", "text")
 """Fields of messages that templates do not know."""
 
 

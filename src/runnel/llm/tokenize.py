@@ -324,11 +324,12 @@ class PlainTokenizer:
     def answer(self, said: str | Message) -> list[int]:
         return [*self.encode(said if isinstance(said, str) else _spoken(said), control=True), self.eos_id]
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int]:
-        """A prompt may have been rendered before, so names of control tokens in it become those tokens."""
+    def render(self, messages: Sequence[Message], tools: Sequence[Schema] = (), *, control: bool = True) -> list[int]:
+        """A prompt of a data set may have been rendered before, so with `control` names of control tokens in it become those
+        tokens."""
         _no_tools(tools)
         start = [] if self.bos_id is None else [self.bos_id]
-        return [*start, *self.encode("\n".join(map(_spoken, messages)), control=True)]
+        return [*start, *self.encode("\n".join(map(_spoken, messages)), control=control)]
 
     def extend(self, tokens: Sequence[int], messages: Sequence[Message], tools: Sequence[Schema] = ()) -> list[int]:
         _no_tools(tools)

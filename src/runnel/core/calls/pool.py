@@ -32,6 +32,8 @@ Args = tuple[tuple[object, ...], Mapping[str, object]]
 """Positional and named arguments of a call."""
 RAISED = (Exception, SystemExit, asyncio.CancelledError)
 """What user code may raise (it may run a model's code, which exits): it is counted, and the run goes on."""
+IN_THREADS = (*RAISED, KeyboardInterrupt, GeneratorExit)
+"""What user code may raise outside of the main thread, where nobody has pressed a key."""
 NUM_COROUTINES = 64
 """Coroutines at once, where `workers` does not say it."""
 PAUSE_S, NUM_DOUBLINGS = 0.5, 4
@@ -143,11 +145,13 @@ async def _wait_for(answer: Any) -> Any:
     return await answer
 
 
-def attempt(fn: Callable[..., Any], args: Args, called: object) -> CallOutcome:
+def attempt(
+    fn: Callable[..., Any], args: Args, called: object, *, raised: tuple[type[BaseException], ...] = RAISED
+) -> CallOutcome:
     """One try in this thread."""
     try:
         return CallOutcome(call(fn, *args))
-    except RAISED as error:
+    except raised as error:
         return failed(error, called)
 
 
@@ -297,7 +301,7 @@ class ThreadExecutor(Executor):
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             number, args = task
-            outcome = attempt(self._fn, args, self.spec.fn)
+            outcome = attempt(self._fn, args, self.spec.fn, raised=IN_THREADS)
             with self._lock:
                 if not self._finish(number, outcome):
                     return  # abandoned: another thread has replaced this one

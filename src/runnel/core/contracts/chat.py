@@ -18,8 +18,8 @@ from runnel.core.state import Settings, State
 Message = Mapping[str, Any]
 """`role` and `content`, both text, and what else a chat template knows. An assistant's may have `tool_calls`, in the form of
 chat templates: `{"id": "call-0", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}`, and `tool_errors`:
-calls in its text that cannot be read, each as `{"kind": "not_json", "text": "words for the model"}`. A tool's has
-`tool_call_id` and `name`."""
+calls in its text that cannot be read, each as `{"kind": "not_json", "text": "words for the model"}`; with either, `text` is
+all that it said, word for word. A tool's has `tool_call_id` and `name`."""
 Lane = Literal["inline", "thread", "async"]
 """Where calls of user code run: at once (pure and fast code: such runs can be replayed), in a thread, as a coroutine."""
 REWARD = "reward"

@@ -47,6 +47,11 @@ class Speaker:
         """Its newest message."""
         return self.messages[-1 - len(self.results)]
 
+    @property
+    def answer(self) -> str:
+        """What it said last. Where a limit ends the conversation, the result of a tool may stand behind it."""
+        return next((str(m["content"]) for m in reversed(self.messages) if m["role"] == "assistant"), "")
+
     def total(self, channel: str) -> float:
         """What it earned in a channel."""
         return sum(turn.rewards.get(channel, 0.0) for turn in self.said.turns) + self.early.get(channel, 0.0)

@@ -14,7 +14,7 @@ from runnel.core.records import Batch, Slot
 from runnel.core.rng import make_seed
 from runnel.llm.chat.games import AGENT, checked_turns, close_game, own, tools_of_game
 from runnel.llm.chat.prompts import PromptMaker
-from runnel.llm.chat.rows import TokenRow, Said
+from runnel.llm.chat.rows import Said, TokenRow
 from runnel.llm.chat.task import SEED, ChatTask
 from runnel.llm.chat.tools import Toolbox
 from runnel.llm.sampling.demos import MAX_SKIPPED, ExampleSampler
@@ -26,19 +26,19 @@ class Script:
     """Plays conversations of `task` by the environment's script. A play is a row: every message of the assistant trains."""
 
     def __init__(self, task: ChatTask, tokenizer: Tokenizer, *, max_turns: int, seed: int = 0) -> None:
-        self._task, self._max_turns, self._seed = task, max_turns, seed
+        self._task, self._max_turns, self.seed = task, max_turns, seed
         owner = own(task.game(task.train[0]))
         if task.agents != (AGENT,) or not isinstance(owner, HasScript):
             fix = "it has no script() to imitate; give it one (what to say now), or use warmup_updates 0"
             raise ConfigError("chat", name_of(owner), fix)
-        self._prompts = PromptMaker(tokenizer, task.talk)
+        self._prompts = PromptMaker(tokenizer, task.talk, of_data=task.judged)
 
     def play(self, example: Example, number: int = 0) -> tuple[TokenRow, float]:
         """The row of one play, and what it earned."""
         game, said, messages = self._task.game(example), Said(), list[Message]()
         toolbox = Toolbox([*tools_of_game(game), *self._task.tools], max_chars=self._task.talk.tool_chars)
         given, total = example.columns.get(SEED), 0.0
-        seed = int(given) if isinstance(given, int) else make_seed(self._seed, "script", number)
+        seed = int(given) if isinstance(given, int) else make_seed(self.seed, "script", number)
         try:
             turns = checked_turns(game, call(game.reset, (self._task.settings(example),), {"seed": seed}), self._channels)
             new, over = list(turns[AGENT].heard), turns[AGENT].over
@@ -59,7 +59,7 @@ class Script:
             return said.rows[0], total
         finally:
             toolbox.close()
-            close_game(game)
+            call(close_game, (game,), {})
 
     @property
     def _channels(self) -> Mapping[str, float]:
@@ -110,8 +110,8 @@ class ChatDemoSampler(ExampleSampler):
         raise DataError(f"{MAX_SKIPPED} scripted conversations in a row do not fit into {room} tokens; raise max_context")
 
     def snapshot(self) -> dict[str, object]:
-        return super().snapshot() | {"num": self._num}
+        return super().snapshot() | {"num": self._num, "seed": self._script.seed}
 
     def restore(self, state: Mapping[str, object], writers: object) -> None:
         super().restore(state, writers)  # type: ignore[arg-type]
-        self._num = int(str(state["num"]))
+        self._num, self._script.seed = int(str(state["num"])), int(str(state["seed"]))

@@ -97,7 +97,7 @@ class ChatEvaluation:
             ids = [side.said.last[side.said.turns[-1].start :]]
             columns = {k: [v] for k, v in example.columns.items()}
             talk = [messages_of(example.prompt)]
-            self._pool.submit(RewardJob(number, [example.text], [side.messages[-1]["content"]], columns, ids, talk))
+            self._pool.submit(RewardJob(number, [example.text], [side.answer], columns, ids, talk))
         verdicts = self._pool.collect(block=True)
         for verdict in verdicts:
             if verdict.rewards is None:

@@ -12,10 +12,27 @@ from runnel.core.contracts.chat import ChatEnv, ChatGame, HasLane, HasRewards, H
 from runnel.core.contracts.inference import Closes
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.state import Settings, State
+from runnel.llm.tokenize import messages_of
 
 AGENT = "agent"
 """The name of the only agent of a `ChatEnv`."""
 ONE_CHANNEL: Mapping[str, float] = {"reward": 1.0}
+
+
+class NoGame:
+    """Stands for a game that could not be made: nobody plays."""
+
+    agents: Sequence[str] = ()
+    lane: Lane = "inline"
+
+    def reset(self, task: Settings, *, seed: int) -> Mapping[str, Turn]:
+        raise NotImplementedError
+
+    def step(self, messages: Mapping[str, Message]) -> Mapping[str, Turn]:
+        raise NotImplementedError
+
+
+NO_GAME: ChatGame = NoGame()
 
 
 class Alone:
@@ -98,11 +115,10 @@ def put_back(game: ChatGame, state: State) -> None:
     owner.set_state(state)
 
 
-def close_game(game: ChatGame) -> None:
-    """Let go of what the game holds."""
+def close_game(game: ChatGame) -> object:
+    """Let go of what the game holds; what is returned may have to be awaited."""
     owner = own(game)
-    if isinstance(owner, Closes):
-        owner.close()
+    return owner.close() if isinstance(owner, Closes) else None  # type: ignore[func-returns-value]
 
 
 def checked_turns(game: ChatGame, turns: object, channels: Mapping[str, float]) -> dict[str, Turn]:
@@ -114,10 +130,29 @@ def checked_turns(game: ChatGame, turns: object, channels: Mapping[str, float]) 
             raise DataError(f"the environment gave {type(turn).__name__} instead of a Turn" + _by_agent(game))
         if agent not in game.agents:
             raise DataError(f"the environment gave a Turn to {agent!r}; its agents are {', '.join(game.agents)}")
-        if unknown := sorted(set(turn.earned) - set(channels)):
-            fix = f"the environment has {', '.join(channels)}; name it in its attribute `rewards`"
-            raise DataError(f"reward channel {unknown[0]!r} is unknown: {fix}")
+        _check_channels(turn, channels)
     return dict(turns)
+
+
+def _check_channels(turn: Turn, channels: Mapping[str, float]) -> None:
+    if unknown := sorted(set(turn.earned) - set(channels)):
+        has = f"has {', '.join(channels)}; name it in its attribute `rewards`" if channels else "pays nothing"
+        raise DataError(f"reward channel {unknown[0]!r} is unknown: the environment {has}")
+
+
+def check_turn(turn: Turn, channels: Mapping[str, float]) -> None:
+    """Raise a `DataError` for a turn, of an environment or of a tool, that cannot be told, counted or saved."""
+    _check_channels(turn, channels)
+    if turn.heard:
+        messages_of(turn.heard)
+    try:
+        json.dumps(turn.heard, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"a message is no plain data: {error}; give texts, finite numbers, lists and dicts") from error
+    if not isinstance(turn.key, str):
+        raise DataError(f"the key of a turn is a {type(turn.key).__name__}; give a text")
+    if odd := [name for name, n in turn.counts.items() if not isinstance(name, str) or type(n) is not int]:
+        raise DataError(f"the count {odd[0]!r} of a turn is {turn.counts[odd[0]]!r}; give a whole number under a name")
 
 
 def _by_agent(game: ChatGame) -> str:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from runnel.core.calls.pool import STEP_S, CallOutcome, CallPool, CallSpec
+from runnel.core.calls.pool import STEP_S, CallOutcome, CallPool, CallSpec, attempt
 from runnel.core.clock import Clock, WallClock
-from runnel.core.contracts.chat import ChatGame, Message, Turn
+from runnel.core.contracts.chat import ChatGame, Message, ToolFailure, Turn
 from runnel.core.contracts.inference import InferenceClient
 from runnel.core.errors import DataError
 from runnel.core.records import Batch
@@ -23,6 +23,8 @@ from runnel.core.state import State
 from runnel.core.worker import progressed
 from runnel.llm.chat.conversation import Conversation, Reason, Speaker
 from runnel.llm.chat.games import (
+    NO_GAME,
+    check_turn,
     checked_turns,
     close_game,
     lane_of,
@@ -40,6 +42,10 @@ from runnel.llm.tokenize import Tokenizer
 
 NUM_THREADS = 64
 """Calls of environments at once, and of tools, that run in threads."""
+END_S = 1.0
+"""What environments and tools get at the end of a run to let go of what they hold."""
+CLOSE = "talk.close"
+"""Tools are closed in threads, whatever their lane: an end may take its time."""
 ClientOf = Callable[[str], InferenceClient]
 """Whom an agent's replies are asked of."""
 
@@ -64,13 +70,15 @@ class ChatPlayer:
         clock: Clock | None = None,
     ) -> None:
         self.task, self.talk = task, task.talk
-        self._prompts = PromptMaker(tokenizer, task.talk)
-        self._max_context, self._max_tokens, self._seed = max_context, max_tokens, seed
+        self._prompts = PromptMaker(tokenizer, task.talk, of_data=task.judged)
+        self._max_context, self._max_tokens, self.seed = max_context, max_tokens, seed
         self._sampling, self._blocking = sampling or SamplingConfig(), blocking
         self._clock = clock or WallClock()
         self._calls = CallPool(_specs(task), ordered=False, clock=self._clock)
         self._open: dict[int, tuple[Conversation, Speaker | None, Message]] = {}
         """By the ticket of a call: its conversation, and for a call of a tool the agent and the call."""
+        self._closing: set[int] = set()
+        """Tickets of calls that let go of something."""
         self._events: list[State] = []
 
     # -------------------------------------------------------------------------------------------------- conversations
@@ -87,32 +95,39 @@ class ChatPlayer:
         greedy: bool = False,
     ) -> Conversation:
         """A conversation that has not begun."""
-        task, game = self.task.settings(example), self.task.game(example)
-        return self._made(
-            Conversation(
-                number,
-                task,
-                seed,
-                names,
-                game,
-                {},
-                version=version,
-                affinity=affinity,
-                max_turns=max_turns,
-                greedy=greedy,
-            )
+        conversation = Conversation(
+            number,
+            self.task.settings(example),
+            seed,
+            names,
+            NO_GAME,
+            {},
+            version=version,
+            affinity=affinity,
+            max_turns=max_turns,
+            greedy=greedy,
         )
-
-    def _made(self, conversation: Conversation) -> Conversation:
-        game = conversation.game
-        conversation.sides = {agent: Speaker(agent, self._toolbox(game)) for agent in game.agents}
+        self._make(conversation, example)
         return conversation
+
+    def _make(self, conversation: Conversation, example: Example) -> None:
+        """Give a conversation its environment and agents; one that cannot be made has failed, as one that cannot be reset."""
+        made = attempt(self._game, ((example,), {}), self.task.make)
+        if made.reason:
+            self._fail(conversation, f"environment_failed: make: {made.reason}", made.lines)
+        conversation.game, conversation.sides = (NO_GAME, {}) if made.reason else made.value
+
+    def _game(self, example: Example) -> tuple[ChatGame, dict[str, Speaker]]:
+        game = self.task.game(example)
+        return game, {agent: Speaker(agent, self._toolbox(game)) for agent in game.agents}
 
     def _toolbox(self, game: ChatGame) -> Toolbox:
         return Toolbox([*tools_of_game(game), *self.task.tools], max_chars=self.talk.tool_chars)
 
     def begin(self, conversation: Conversation) -> None:
         """Reset the environment: the first prompt follows."""
+        if conversation.failure:
+            return
         conversation.began = self._clock.now()
         self._call(conversation, "reset", conversation.game.reset, conversation.task, seed=conversation.seed)
 
@@ -121,8 +136,8 @@ class ChatPlayer:
         self.drop(client_of, conversation)
         conversation.attempt += 1
         conversation.failure, conversation.lines, conversation.called, conversation.lost = "", "", "", False
-        conversation.game, conversation.log = self.task.game(example), []
-        self._made(conversation)
+        conversation.log = []
+        self._make(conversation, example)
         self.begin(conversation)
 
     def drop(self, client_of: ClientOf, conversation: Conversation) -> None:
@@ -136,9 +151,10 @@ class ChatPlayer:
 
     def release(self, conversation: Conversation) -> None:
         """Let go of what its environment and tools hold."""
-        closes: list[Callable[[], None]] = [side.toolbox.close for side in conversation.sides.values()]
-        for close in [*closes, lambda: close_game(conversation.game)]:
-            self._calls.submit(f"talk.step/{lane_of(conversation.game)}", close)
+        for side in conversation.sides.values():
+            if side.toolbox.holds:
+                self._closing.add(self._calls.submit(CLOSE, side.toolbox.close))
+        self._closing.add(self._calls.submit(f"talk.step/{lane_of(conversation.game)}", close_game, conversation.game))
 
     # ------------------------------------------------------------------------------------------------------------ step
     def step(self, client_of: ClientOf, conversations: Iterable[Conversation]) -> int:
@@ -172,6 +188,12 @@ class ChatPlayer:
         return out
 
     def close(self) -> None:
+        """Give up what runs. What lets go of something gets a moment to do it."""
+        for _ in range(round(END_S / STEP_S)):
+            if not self._closing:
+                break
+            for outcome in self._calls.collect(STEP_S):
+                self._settle(outcome)
         self._calls.close()
 
     # ---------------------------------------------------------------------------------------------------------- engine
@@ -188,7 +210,7 @@ class ChatPlayer:
 
     def _request(self, conversation: Conversation, side: Speaker, place: int) -> Batch:
         prompt, turn = side.said.last, len(side.said.turns)
-        seed = make_seed(self._seed, "sample", *conversation.names, place, turn, conversation.attempt)
+        seed = make_seed(self.seed, "sample", *conversation.names, place, turn, conversation.attempt)
         room = min(self._max_tokens, self._max_context - len(prompt))
         sampling = self._sampling
         if conversation.greedy:
@@ -236,7 +258,7 @@ class ChatPlayer:
         calls = message.get("tool_calls", ())
         while side.stage == "tools" and (number := len(side.results)) < len(calls):
             if number >= self.talk.max_calls:
-                self._answer(conversation, side, calls[number], too_many(self.talk.max_calls))
+                self._answer(conversation, side, calls[number], too_many(self.talk.max_calls), log=False)
                 continue
             target, lane = side.toolbox.target(calls[number]), side.toolbox.lane(calls[number])
             self._open[self._calls.submit(f"talk.tool/{lane}", target)] = conversation, side, calls[number]
@@ -249,13 +271,24 @@ class ChatPlayer:
             side.said.turns[-1].earn({}, counts)
             self._prepare(conversation, side, side.results, "")
 
-    def _answer(self, conversation: Conversation, side: Speaker, call: Message, outcome: object) -> None:
-        """Put the result of a call, or why there is none, into the conversation."""
+    def _answer(
+        self, conversation: Conversation, side: Speaker, call: Message, outcome: CallOutcome | ToolFailure, *, log: bool = True
+    ) -> None:
+        """Put the result of a call, or why there is none, into the conversation. `log`: the call was made."""
+        try:
+            if isinstance(outcome, CallOutcome) and isinstance(outcome.value, Turn):
+                check_turn(outcome.value, self.task.turn_channels)
+        except DataError as error:  # what it earned would be lost
+            self._fail(conversation, f"tool_failed: {call['function']['name']}: {error}")
+            return
         message, counts, turn = side.toolbox.answer(call, outcome)
+        if side.toolbox.late:
+            self._closing.add(self._calls.submit(CLOSE, side.toolbox.close_late))
         side.results.append(message)
         side.messages.append(message)
         side.said.turns[-1].earn(turn.earned if turn is not None else {}, counts)
-        conversation.log.append(["tool", side.agent, dict(call), message["content"]])
+        if log:
+            conversation.log.append(["tool", side.agent, dict(call), message["content"]])
         if turn is not None and turn.over:
             self._end(conversation, "terminated" if turn.terminated else "environment")
 
@@ -295,15 +328,17 @@ class ChatPlayer:
         """Go on with the conversation that has waited for a call."""
         owner = self._open.pop(outcome.ticket, None)
         if owner is None:  # of a conversation that was given up, or a `close`
-            if outcome.reason:
+            if outcome.ticket in self._closing and outcome.reason:
                 self._events.append({"kind": "event", "level": "warning", "text": f"closing a conversation: {outcome.reason}"})
+            self._closing.discard(outcome.ticket)
             return 0
         conversation, side, call = owner
         took = self._clock.now() - conversation.called_at
         if side is not None:
             side.said.turns[-1].duration_s += took
             self._answer(conversation, side, call, outcome)
-            self._use_tools(conversation, side)
+            if not conversation.failure:
+                self._use_tools(conversation, side)
             return 1
         for speaker in conversation.speakers():
             speaker.said.turns[-1].duration_s += took
@@ -318,6 +353,8 @@ class ChatPlayer:
             return
         try:
             turns = checked_turns(conversation.game, outcome.value, self.task.turn_channels)
+            for turn in turns.values():
+                check_turn(turn, self.task.turn_channels)
             heard = {side.agent: side.messages[-1] for side in conversation.speakers()} if called == "step" else {}
             conversation.log.append([called, heard, plain_turns(turns)])
             for side in conversation.sides.values():
@@ -408,6 +445,7 @@ class ChatPlayer:
             "called": conversation.called,
             "elapsed": self._clock.now() - conversation.began,
             "failure": conversation.failure,
+            "hopeless": conversation.hopeless,
             "lines": conversation.lines,
             "sides": [side.data() for side in conversation.sides.values()],
             "game": game,
@@ -427,21 +465,38 @@ class ChatPlayer:
             max_turns=data["max_turns"],
             greedy=data["greedy"],
         )
-        conversation.attempt, conversation.failure, conversation.lines = data["attempt"], data["failure"], data["lines"]
+        conversation.attempt, conversation.hopeless = data["attempt"], data["hopeless"]
         conversation.began = self._clock.now() - data["elapsed"]
-        conversation.log = [list(entry) for entry in data["log"]]
-        for side, told in zip(conversation.sides.values(), data["sides"], strict=True):
-            side.restore(told)
-        if data["game"] is not None:
-            put_back(conversation.game, data["game"])
-            for side, state in zip(conversation.sides.values(), data["tools"], strict=True):
-                side.toolbox.set_state(state)
-        elif not (conversation.over or conversation.failure) and (why := self._replayed(conversation)):
-            self._fail(conversation, f"it cannot be brought back: {why}")
-            conversation.lost = True
+        conversation.lost = bool(conversation.failure) and not data["failure"]
+        if conversation.lost:  # its environment could not be made again
             return conversation
+        conversation.failure, conversation.lines = data["failure"], data["lines"]
+        conversation.log = [list(entry) for entry in data["log"]]
+        if conversation.sides and data["sides"]:  # both are, but where an environment could not be made
+            for side, told in zip(conversation.sides.values(), data["sides"], strict=True):
+                side.restore(told)
+        if not conversation.over and not conversation.failure:
+            why = self._replayed(conversation) if data["game"] is None else self._put_back(conversation, data)
+            if why:
+                self._fail(conversation, f"it cannot be brought back: {why}")
+                conversation.lost = True
+                return conversation
         self._resume(conversation, data["called"])
         return conversation
+
+    def _put_back(self, conversation: Conversation, data: State) -> str:
+        """Give the environment and the tools the states that were saved; why that cannot be done, if so."""
+        game = conversation.game
+        sets: list[tuple[str, Callable[[], None]]] = [
+            (f"talk.step/{lane_of(game)}", partial(put_back, game, data["game"])),
+            *(
+                ("talk.tool/thread", partial(side.toolbox.set_state, state))
+                for side, state in zip(conversation.sides.values(), data["tools"], strict=True)
+                if state
+            ),
+        ]
+        failed = (self._outcome(self._calls.submit(lane, put)).reason for lane, put in sets)
+        return next((f"its state cannot be set ({reason})" for reason in failed if reason), "")
 
     def _resume(self, conversation: Conversation, called: str) -> None:
         """Make the calls again that ran."""
@@ -466,7 +521,11 @@ class ChatPlayer:
             outcome = self._outcome(self._calls.submit(f"talk.step/{lane_of(game)}", again))
             if outcome.reason:
                 return f"its environment failed ({outcome.reason})"
-            if plain_turns(checked_turns(game, outcome.value, self.task.turn_channels)) != said:
+            try:
+                same = plain_turns(checked_turns(game, outcome.value, self.task.turn_channels)) == said
+            except DataError:  # no turns
+                same = False
+            if not same:
                 return "its environment did not give the same messages and rewards"
         return ""
 
@@ -494,6 +553,7 @@ def _specs(task: ChatTask) -> list[CallSpec]:
             CallSpec(f"talk.{what}/thread", _plainly, run="thread", workers=NUM_THREADS, timeout_s=limit, limit_field=field),
             CallSpec(f"talk.{what}/async", _awaited, run="async", timeout_s=limit, limit_field=field),
         ]
+    out.append(CallSpec(CLOSE, _plainly, run="thread", workers=NUM_THREADS, timeout_s=limit, limit_field=field))
     return out
 
 

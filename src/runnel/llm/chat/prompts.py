@@ -6,20 +6,26 @@ import json
 from collections.abc import Mapping, Sequence
 
 from runnel.core.contracts.chat import Message
+from runnel.core.errors import ConfigError
 from runnel.core.state import State
 from runnel.llm.chat.config import DialectName, TalkConfig
 from runnel.llm.chat.dialects import DIALECTS, Dialect, dialect_for, results
 from runnel.llm.chat.rows import Said
-from runnel.llm.tokenize import HFTokenizer, Tokenizer, messages_of, strip_end
+from runnel.llm.chat_template import OURS
+from runnel.llm.tokenize import HFTokenizer, PlainTokenizer, Tokenizer, messages_of, strip_end
 
 
 class PromptMaker:
     """Makes prompts for `tokenizer`, and reads replies. With `talk.history` keep, what was said stays as it is and the new
-    messages are appended; with template, the chat template renders all messages again."""
+    messages are appended; with template, the chat template renders all messages again. `of_data`: the first messages are the
+    data set's, whose author may name control tokens in plain prompts."""
 
-    def __init__(self, tokenizer: Tokenizer, talk: TalkConfig) -> None:
+    def __init__(self, tokenizer: Tokenizer, talk: TalkConfig, *, of_data: bool = False) -> None:
+        self._of_data = of_data
         self.tokenizer, self.dialect = tokenizer, make_dialect(tokenizer, talk.dialect)
         self._keep = talk.history == "keep"
+        if isinstance(tokenizer, PlainTokenizer) and not self._keep:
+            raise ConfigError("talk.history", talk.history, "plain prompts (data.plain) have no chat template; use keep")
 
     def prompt(self, said: Said, messages: Sequence[Message], new: Sequence[Message], schemas: Sequence[State]) -> list[int]:
         """The next prompt: `messages` are all there are, `new` those since the last reply."""
@@ -29,6 +35,8 @@ class PromptMaker:
         written = self._written(messages)
         if schemas and not self.dialect.takes_tools:
             written = _told(written, self.dialect.describe(schemas))
+        if isinstance(self.tokenizer, PlainTokenizer):
+            return self.tokenizer.render(written, tools, control=self._of_data)
         return self.tokenizer.render(written, tools)
 
     def message(self, reply: Sequence[int], *, tools: bool) -> Message:
@@ -36,12 +44,15 @@ class PromptMaker:
         ids = strip_end(reply, self.tokenizer)
         if not tools:
             return {"role": "assistant", "content": self.tokenizer.decode(ids)}
-        parsed = self.dialect.parse(self.tokenizer.spell(ids))
+        text = self.tokenizer.spell(ids)
+        parsed = self.dialect.parse(text)
         out: State = {"role": "assistant", "content": parsed.content}
         if parsed.calls:
             out["tool_calls"] = [dict(call) for call in parsed.calls]
         if parsed.failures:
             out["tool_errors"] = [dict(failure) for failure in parsed.failures]
+        if parsed.calls or parsed.failures:
+            out["text"] = text  # a later prompt repeats it with what cannot be read, and with what no dialect would write
         return out
 
     def demonstration(self, message: str | Message) -> tuple[list[int], Message]:
@@ -68,9 +79,13 @@ class PromptMaker:
 
     def _one(self, message: Message) -> Message:
         calls = message.get("tool_calls", ())
+        text = message.get("text") if message["role"] == "assistant" else None
+        shown = calls and self.dialect.takes_tools and not message.get("tool_errors")
+        if text is not None and not shown:
+            return {"role": message["role"], "content": text}
         if calls and not self.dialect.takes_tools:
             return {"role": message["role"], "content": self.dialect.write(message["content"], calls)}
-        return {name: value for name, value in message.items() if name != "tool_errors"}
+        return {name: value for name, value in message.items() if name not in OURS}
 
 
 def make_dialect(tokenizer: Tokenizer, name: DialectName) -> Dialect:

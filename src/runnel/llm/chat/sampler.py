@@ -6,7 +6,7 @@ waits for what `PromptSampler` waits for, and for environments and tools.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runnel.core.contracts.inference import InferenceClient
@@ -144,14 +144,16 @@ class ChatSampler(PromptSampler):
     def _judge(self, group: CompletionGroup) -> None:
         """Have last messages judged. What an environment pays is there already, and so is why a conversation has failed."""
         assert isinstance(group, ChatGroup)
-        sides, key = list(group.sides()), group.slot.header.sample_id
+        key = group.slot.header.sample_id
         failed = next((c for c in group.conversations if c.failure), None)
         if failed is not None:
             self._known.append(Verdict(key, None, failed.failure, failed.lines))
-        elif not self._chat.judged:
+            return
+        sides = list(group.sides())
+        if not self._chat.judged:
             self._known.append(Verdict(key, {c: [side.total(c) for side in sides] for c in self._chat.turn_channels}))
         else:
-            said = [side.messages[-1]["content"] for side in sides]
+            said = [side.answer for side in sides]
             ids = [side.said.last[side.said.turns[-1].start :] for side in sides]
             columns = {k: [v] * len(sides) for k, v in group.example.columns.items()}
             prompts, talks = [group.example.text] * len(sides), [messages_of(group.example.prompt)] * len(sides)
@@ -193,6 +195,10 @@ class ChatSampler(PromptSampler):
     # ----------------------------------------------------------------------------------------------------------- state
     def events(self) -> list[State]:
         return super().events() + self.player.events()
+
+    def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
+        self.player.seed = state["seed"]  # a sampler that goes on was made with another
+        super().restore(state, writers)
 
     def _group_data(self, group: CompletionGroup) -> State:
         assert isinstance(group, ChatGroup)

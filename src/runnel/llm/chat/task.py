@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, overload
 
+from runnel.core.calls.pool import call
 from runnel.core.checks import name_of
 from runnel.core.contracts.chat import ChatGame, HasTasks, Message, Tool, Turn
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.resolve import called, is_reference, load_object
 from runnel.core.state import Settings
 from runnel.llm.chat.config import TalkConfig
-from runnel.llm.chat.games import as_game, channels_of, own
+from runnel.llm.chat.games import as_game, channels_of, close_game, own
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.tasks.text import Example, TextTask
 from runnel.llm.tokenize import messages_of
@@ -68,7 +69,9 @@ class ChatTask(TextTask):
     @cached_property
     def agents(self) -> tuple[str, ...]:
         """Who speaks in a conversation."""
-        return tuple(as_game(self.make(), field="chat", target=self.name).agents)
+        game = as_game(self.make(), field="chat", target=self.name)
+        call(close_game, (game,), {})
+        return tuple(game.agents)
 
     def game(self, example: Example) -> ChatGame:
         """A new environment for one conversation."""

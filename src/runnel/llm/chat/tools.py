@@ -227,6 +227,8 @@ class Toolbox:
         self._tools = {t.name: t for t in tools}
         self._max_chars = max_chars
         self._opened: dict[str, OpenTool] = {}
+        self._late: list[OpenTool] = []
+        """Tools that were given up, and are not closed yet."""
         self._num_closed = 0
         self._lock = threading.Lock()
         """Calls of one message may run in several threads."""
@@ -261,7 +263,7 @@ class Toolbox:
         """
         value = outcome_of(outcome)
         if isinstance(value, ToolFailure) and value.kind == "timeout":
-            self._drop(_name_of(call))
+            self._give_up(_name_of(call))
         turn = value if isinstance(value, Turn) else None
         text, counts = self._text(_content(turn) if turn else value)
         told = {"role": "tool", "content": text, "tool_call_id": call["id"], "name": _name_of(call)}
@@ -275,6 +277,16 @@ class Toolbox:
             messages.append({"role": "tool", "content": text, "tool_call_id": "", "name": ""})
             counts = {name: counts.get(name, 0) + found.get(name, 0) for name in {**counts, **found}}
         return tuple(messages), counts
+
+    @property
+    def holds(self) -> bool:
+        """Whether a tool is open that may have something to let go of."""
+        return bool(self._late) or any(not isinstance(t, _Function) for t in self._opened.values())
+
+    @property
+    def late(self) -> bool:
+        """Whether a tool did not answer, and is to be closed (`close_late`)."""
+        return bool(self._late)
 
     @property
     def restorable(self) -> bool:
@@ -296,10 +308,11 @@ class Toolbox:
     def close(self) -> None:
         """Close the opened tools. May be called again; a later call of a tool opens it anew."""
         with self._lock:
-            opened, self._opened = self._opened, {}
+            opened, self._opened = [*self._opened.values(), *self._late], {}
+            self._late = []
             self._num_closed += 1
         with ExitStack() as closing:  # one that fails keeps none of the others open
-            for t in opened.values():
+            for t in opened:
                 closing.callback(t.close)
 
     def _open(self, found: Tool) -> OpenTool:
@@ -319,25 +332,32 @@ class Toolbox:
 
     def _call(self, found: Tool, arguments: Settings) -> object:
         try:
-            return self._open(found).call(arguments)
+            return _plain(self._open(found).call(arguments))
         except ToolFailure as failure:  # as a value: a pool would make a text of it, without its kind
             return failure
 
     async def _come(self, found: Tool, arguments: Settings) -> object:
         try:
             value = self._open(found).call(arguments)
-            return await value if isinstance(value, Awaitable) else value
+            return _plain(await value if isinstance(value, Awaitable) else value)
         except ToolFailure as failure:
             return failure
 
-    def _drop(self, name: str) -> None:
-        """Give up a tool that did not answer: it may still be at work, so the next call opens another one."""
+    def _give_up(self, name: str) -> None:
+        """Leave a tool that did not answer: it may still be at work, so the next call opens another one. It is not closed here:
+        that could hang as its call did."""
         with self._lock:
             late = self._opened.get(name)
-            if late is None or isinstance(late, _Function):
-                return
-            del self._opened[name]
-        late.close()
+            if late is not None and not isinstance(late, _Function):
+                self._late.append(self._opened.pop(name))
+
+    def close_late(self) -> None:
+        """Close the tools that did not answer."""
+        with self._lock:
+            late, self._late = self._late, []
+        with ExitStack() as closing:
+            for t in late:
+                closing.callback(t.close)
 
     def _unknown(self, call: Message) -> ToolFailure:
         names = ", ".join(self._tools) or "none"
@@ -399,9 +419,14 @@ def _shown(value: object) -> str | ToolFailure:
     if isinstance(value, (str, ToolFailure)):
         return value
     try:
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         return ToolFailure(f"the tool returned a {type(value).__name__} that is no plain data ({error})")
+
+
+def _plain(value: object) -> object:
+    """What a tool returned, as text where it is no `Turn`. It is made where the tool ran: a value may take its time."""
+    return value if isinstance(value, Turn) or inspect.isawaitable(value) else _shown(value)
 
 
 def _content(turn: Turn) -> str:
