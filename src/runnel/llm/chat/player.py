@@ -10,12 +10,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from runnel.core.calls.pool import STEP_S, CallOutcome, CallPool, CallSpec
 from runnel.core.clock import Clock, WallClock
 from runnel.core.contracts.chat import ChatGame, Message, Turn
-from runnel.core.contracts.inference import InferenceClient
+from runnel.core.contracts.inference import Reply
 from runnel.core.errors import DataError
 from runnel.core.records import Batch
 from runnel.core.rng import content_id, make_seed
@@ -40,7 +40,19 @@ from runnel.llm.tokenize import Tokenizer
 
 NUM_THREADS = 64
 """Calls of environments at once, and of tools, that run in threads."""
-ClientOf = Callable[[str], InferenceClient]
+
+
+class Asked(Protocol):
+    """Whom replies are asked of: the part of an `InferenceClient` that a player uses."""
+
+    def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int: ...
+
+    def ready(self, ticket: int) -> Reply | None: ...
+
+    def abort(self, tickets: Sequence[int]) -> None: ...
+
+
+ClientOf = Callable[[str], Asked]
 """Whom an agent's replies are asked of."""
 
 
