@@ -266,7 +266,7 @@ class ChatPlayer:
         message, counts, turn = side.toolbox.answer(call, outcome)
         side.results.append(message)
         side.messages.append(message)
-        side.said.turns[-1].earn(turn.rewards if turn is not None else {}, counts)
+        side.said.turns[-1].earn(turn.earned if turn is not None else {}, counts)
         conversation.log.append(["tool", side.agent, dict(call), message["content"]])
         if turn is not None and turn.over:
             self._end(conversation, "terminated" if turn.terminated else "environment")
@@ -355,16 +355,15 @@ class ChatPlayer:
         if side.stage == "over":
             return
         if side.said.turns:
-            side.said.turns[-1].earn(turn.rewards, turn.counts)
+            side.said.turns[-1].earn(turn.earned, turn.counts)
         else:
-            side.early = {name: side.early.get(name, 0.0) + value for name, value in turn.rewards.items()} | {
-                name: value for name, value in side.early.items() if name not in turn.rewards
-            }
-        side.messages += turn.messages
+            for name, value in turn.earned.items():
+                side.early[name] = side.early.get(name, 0.0) + value
+        side.messages += turn.heard
         if turn.over:
             side.stage, side.reason = "over", "terminated" if turn.terminated else "environment"
         else:
-            self._prepare(conversation, side, turn.messages, turn.key)
+            self._prepare(conversation, side, turn.heard, turn.key)
 
     def _prepare(self, conversation: Conversation, side: Speaker, new: Sequence[Message], key: str) -> None:
         """Make an agent's next prompt, unless a limit of the run ends the conversation here."""
