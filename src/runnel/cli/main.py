@@ -1,5 +1,5 @@
-"""`runnel`: train, pipeline, eval, chat, league, resume, data, export, trace, report, card, list, doctor, check-env, check-chat,
-bench, plan.
+"""`runnel`: train, pipeline, eval, chat, league, resume, data, export, trace, report, card, list, doctor, check-env,
+check-chat, bench, plan.
 
 And studies: tune, simulate. And a run as a job: submit, ps, logs, stop, scale, set, add-tasks, attach.
 """

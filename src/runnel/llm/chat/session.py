@@ -275,8 +275,15 @@ def _news(side: Speaker, messages: Sequence[Message], paid: dict[str, float]) ->
 
 # ---------------------------------------------------------------------------------------------------------------- for both
 def _player(task: ChatTask, voice: Voice, *, seed: int) -> ChatPlayer:
-    limits = {"max_context": voice.max_context, "max_tokens": voice.max_tokens}
-    return ChatPlayer(task, voice.tokenizer, seed=make_seed(0, "chat", seed), sampling=voice.sampling, blocking=False, **limits)
+    return ChatPlayer(
+        task,
+        voice.tokenizer,
+        max_context=voice.max_context,
+        max_tokens=voice.max_tokens,
+        seed=make_seed(0, "chat", seed),
+        sampling=voice.sampling,
+        blocking=False,
+    )
 
 
 def advance(player: ChatPlayer, client: EngineClient, conversation: Conversation) -> None:
