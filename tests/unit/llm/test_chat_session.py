@@ -7,11 +7,13 @@ from contextlib import closing
 import pytest
 import torch
 
+from runnel.core.clock import ManualClock
 from runnel.core.contracts.chat import Turn
 from runnel.core.contracts.inference import Reply
 from runnel.core.errors import DataError
 from runnel.llm.chat.config import TalkConfig
-from runnel.llm.chat.session import Chat, Voice, watch
+from runnel.llm.chat.player import ChatPlayer
+from runnel.llm.chat.session import Chat, EngineClient, Voice, advance, watch
 from runnel.llm.chat.task import make_chat_task
 from runnel.llm.chat.tools import load_tools
 from runnel.llm.engines.requests import SamplingConfig, reply_rows
@@ -220,3 +222,47 @@ def test_a_policy_with_tools_calls_them_before_it_answers():
     policy.engine = Scripted(CALL, "it is 2")
     assert policy.chat([{"role": "user", "content": "count"}]) == "it is 2"
     assert "<tool_response>\n2\n</tool_response>" in TOKENIZER.decode(policy.engine.prompts[1])
+
+
+def test_calls_beyond_the_most_of_a_message_are_told_and_not_made():
+    made, _ = chat_of(f"{CALL}\n{CALL}", "end", tools=[Counter], max_calls=1)
+    with made as chat:
+        results = [m["content"] for m in chat.say("go") if m["role"] == "tool"]
+    assert results[0] == "2"
+    assert "a message may have 1 calls" in results[1]
+
+
+def test_a_result_is_cut_to_the_most_characters():
+    def long(by: int) -> str:
+        """Long.
+
+        Args:
+            by: Nothing.
+        """
+        return "x" * 500
+
+    made, _ = chat_of(CALL.replace("counter", "long"), "end", tools=[long], tool_chars=100)
+    with made as chat:
+        result = chat.say("go")[1]["content"]
+    assert len(result) == 100
+    assert "characters left out" in result
+
+
+def test_a_conversation_is_cut_off_before_its_next_turn_when_its_time_is_over():
+    clock = ManualClock()
+
+    class Slow(Paying):
+        def step(self, message):
+            clock.advance(2.0)
+            return super().step(message)
+
+    task = make_chat_task(Slow, talk=TalkConfig(time_limit_s=1.5))
+    player = ChatPlayer(task, TOKENIZER, max_context=2000, max_tokens=9, seed=0, clock=clock)
+    conversation = player.open(task.eval[0], number=0, seed=0, names=(0,), max_turns=4)
+    client = EngineClient(Scripted("one", "two"))
+    player.begin(conversation)
+    while not conversation.over:
+        advance(player, client, conversation)
+    player.close()
+    side = conversation.sides["agent"]
+    assert (side.reason, len(side.said.turns)) == ("time", 1)
