@@ -59,12 +59,12 @@ class Shop:
         return {"content": "", "tool_calls": [{"id": "call-0", "type": "function", "function": call}]}
 
 
-def main(warmup_updates: int = 100, total_updates: int = 104, width: int = 64, out: str = "runs") -> rl.Run:
+def main(warmup_updates: int = 100, total_updates: int = 104, width: int = 64, max_turns: int = 4, out: str = "runs") -> rl.Run:
     print(rl.check_chat(Shop))
     run = rl.train(
         "grpo",
         chat=Shop,
-        max_turns=4,
+        max_turns=max_turns,
         warmup_updates=warmup_updates,
         total_updates=total_updates,
         demo_rows=16,
@@ -73,7 +73,7 @@ def main(warmup_updates: int = 100, total_updates: int = 104, width: int = 64, o
         lm={"layers": 2, "width": width, "inner": 2 * width, "max_positions": 1024},
         learner={"sft_lr": 0.01},
         out=out,
-        eval={"episodes": 8},
+        eval={"episodes": 4},
     )
     print(f"{run.status}: mean reward {run.eval['mean']:.2f} of 0.9; {run.path}")
     print(f"watch it play: runnel chat {run.path} --play 2")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,16 @@ def test_a_run_plays_its_environment_while_somebody_watches(run: rl.Run, capsys:
     assert out.count("user: say something\n") == 2
     assert out.count("assistant: ") == out.count("earned reward +0.25\n") == out.count("user: thanks\n") == 4
     assert out.count("ended: terminated\n") == out.count("\nearned reward +0.5\n") == 2
+
+
+def test_the_card_of_a_run_shows_code_that_plays_its_environment(run: rl.Run, tmp_path: Path) -> None:
+    assert main(["card", str(run.path), "--out", str(tmp_path / "card.md")]) == 0
+    text = (tmp_path / "card.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.chdir(run.path.parent):
+        exec(code, {})
+    assert out.getvalue().count("Happened(") == 1 + 2 * 3 + 1  # the first message; reply, reward and answer twice; the end
 
 
 def test_in_a_terminal_tools_are_shown_and_a_full_conversation_is_told(
