@@ -42,6 +42,7 @@ BLOCK = re.compile(r"(?P<head><!-- table: (?!python )(?P<name>[^\n]+?) -->\n).*?
 GUIDES = {
     "pipeline": "guides/pipelines.md",
     "eval": "reference/cli.md#evaluate-resume-report",
+    "chat": "guides/conversations.md#talk-to-it",
     "league": "guides/judging.md#leagues",
     "resume": "concepts/checkpoints.md",
     "data": "guides/data-sets.md",

@@ -76,6 +76,28 @@ def test_own_reward_by_hand() -> None:
     assert verdicts == [{"exact": 1.0, "letters": 1.0}, {"exact": 0.0, "letters": 0.5}]
 
 
+def test_own_conversations_are_sound_and_a_good_player_earns_all(tmp_path: Path) -> None:
+    shop = load("own_chat_env").Shop
+    assert rl.check_chat(shop, episodes=2) == []
+    env = shop()
+    env.reset({}, seed=3)
+    (look,) = env.tools()
+    call = env.script()["tool_calls"][0]["function"]
+    assert look.open().call(call["arguments"]).rewards == {"calls": 1.0}
+    end = env.step({"role": "assistant", "content": env.script()})
+    assert (end.terminated, end.rewards) == (True, {"reward": 1.0})
+
+
+def test_own_conversations_train(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    run = load("own_chat_env").main(warmup_updates=3, total_updates=4, width=32, max_turns=2, out=str(tmp_path))
+    check_folder(run)
+    rows = [row["metrics"] for row in run.rows()]
+    assert rows[2]["loss/sft"] < rows[0]["loss/sft"]
+    assert 1.0 <= rows[3]["chat/turns"] <= 2.0
+    assert math.isclose(rows[3]["reward/mean"], rows[3]["reward/reward"] - 0.1 * rows[3]["reward/calls"], abs_tol=1e-5)
+
+
 def test_own_policy_loss_learns(tmp_path: Path) -> None:
     run = rl.train(
         str(EXAMPLES / "own_policy_loss.py"), num_steps=32, total_steps=12_000, out=str(tmp_path), eval={"episodes": 20}

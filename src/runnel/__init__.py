@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         testing as testing,
     )
     from runnel.core.records import Batch as Batch
+    from runnel.core.contracts.chat import Turn as Turn
     from runnel.core.contracts.learning import Collective as Collective, Learner as Learner, Update as Update
     from runnel.core.errors import ConfigError as ConfigError, RunnelError as RunnelError
     from runnel.data.store import ReplayConfig as ReplayConfig
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         RunConfig as RunConfig,
     )
     from runnel.graphs.user_objects import make_network as make_network
+    from runnel.llm.chat.tools import tool as tool
     from runnel.llm.tasks.text import Example as Example, TextTask as TextTask
     from runnel.nets.layers import NetConfig as NetConfig
     from runnel.run.api import (
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from runnel.run.new_tasks import add_tasks as add_tasks
     from runnel.run.pipeline import Stage as Stage, run_pipeline as run_pipeline
     from runnel.run.live_settings import change_settings as change_settings
+    from runnel.testing.chat import check_chat as check_chat
     from runnel.testing.envs import check_env as check_env
     from runnel.testing.rewards import check_reward as check_reward
 else:

@@ -20,7 +20,7 @@ from runnel.core.config import hints_of, settings_of
 COMMON = (
     *("env", "data", "task", "chat", "tools", "pairs", "model", "network"),
     *("total_steps", "total_updates", "num_envs", "num_steps", "num_actors", "num_prompts", "group_size", "num_pairs"),
-    *("max_tokens", "max_turns", "max_context", "warmup_updates", "demo_rows", "mix"),
+    *("max_tokens", "max_turns", "warmup_updates", "demo_rows"),
     *("update_ratio", "min_fill", "replay.capacity", "learner.lr", "learner.sft_lr", "learner.temperature", "net.hidden"),
     *("seed", "device", "eval.every", "eval.episodes", "dry_run", "seeds", "config", "search", "trials"),
 )
@@ -30,6 +30,8 @@ SHARED = {
     *("data", "filter", "lm", "learner", "engine", "curriculum", "sources", "new_tasks", "exchange", "talk"),
 }
 """Groups of fields that many recipes have. Any other group is the algorithm's own."""
+RARE = {"duration_power"}
+"""Settings of algorithms that few people set: they stand among the others."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def print_help(options: object, config: object, *, prog: str, about: str) -> Non
     known = {flag.name: flag for flag in (*flags_of(options), *flags_of(config))}
     written = [cls for cls in type(config).__mro__ if not cls.__module__.startswith(("runnel.", "builtins"))]
     yours = {name for cls in written for name in inspect.get_annotations(cls)} - {*COMMON}
-    own = [flag for name, flag in known.items() if (name.partition(".")[0] not in SHARED if "." in name else name in yours)]
+    own = [flag for name, flag in known.items() if (_is_own(name) if "." in name else name in yours)]
     common = [known[name] for name in COMMON if name in known]
     first = {flag.name for flag in (*own, *common)}
     parser = argparse.ArgumentParser(
@@ -72,6 +74,12 @@ def print_help(options: object, config: object, *, prog: str, about: str) -> Non
             # Shown as a positional argument: argparse then prints the text as it stands, for values and switches alike.
             group.add_argument(dest=flag.name, metavar=flag.spelled, help=flag.text.replace("%", "%%"))
     parser.print_help()
+
+
+def _is_own(name: str) -> bool:
+    """Whether a field of a group is the algorithm's own, and is set by many."""
+    group, _, field = name.partition(".")
+    return group not in SHARED and field not in RARE
 
 
 class _Format(argparse.RawDescriptionHelpFormatter):

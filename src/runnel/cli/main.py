@@ -1,5 +1,5 @@
-"""`runnel`: train, pipeline, eval, league, resume, data, export, trace, report, card, list, doctor, check-env, check-chat,
-bench, plan.
+"""`runnel`: train, pipeline, eval, chat, league, resume, data, export, trace, report, card, list, doctor, check-env,
+check-chat, bench, plan.
 
 And studies: tune, simulate. And a run as a job: submit, ps, logs, stop, scale, set, add-tasks, attach.
 """
@@ -27,6 +27,7 @@ Reinforcement learning on one dataflow of workers and streams.
   train RECIPE [--field value ...]   train; RECIPE is a name (see `runnel list`) or the path of your own file
   pipeline NAME [--field value ...]  several runs in a row, each on the model of the one before; goes on where it ended
   eval RUN [RUN ...] [--episodes N]  measure the policies of runs on fresh episodes; of several agents, a match between runs
+  chat POLICY [--play N]             talk to the policy of a run or of a model; or watch it play its environment
   league RUN [--play N]              who beats whom in a run of self-play: members, ratings, pay-offs in each seat
   resume RUN [--field value ...]     go on from the newest good checkpoint; --total-steps N extends the run
   record RUN [--episodes N]          record episodes of a run's policy as video
@@ -67,6 +68,7 @@ COMMANDS = {
     "resume": "train:resume",
     "pipeline": "train:pipeline",
     "eval": "evaluating:evaluate",
+    "chat": "chat:chat",
     "league": "league:league",
     "record": "commands:record",
     "data": "data:data",

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from runnel.core.config import refuse_unused
+from runnel.core.contracts.evaluation import Policy
+from runnel.core.contracts.inference import Inferencer
 from runnel.core.errors import ConfigError
 from runnel.core.records import StreamSpec
 from runnel.core.rng import make_seed
@@ -156,3 +158,7 @@ class ChatPromptTask(PromptTask):
             ),
             inferencer=lambda: self.engine(min(episodes * (1 + c.samples), 64)),
         )
+
+    def policy(self, *, temperature: float = 1.0, **of_conversations: Any) -> tuple[Policy, Inferencer]:
+        limits = {"max_turns": self._max_turns, "max_context": self.sizes.demo}
+        return super().policy(temperature=temperature, task=self.task, **limits, **of_conversations)

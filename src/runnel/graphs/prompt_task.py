@@ -402,9 +402,8 @@ class PromptTask:
         """Save the model with the weights `params`, and its tokenizer."""
         save_policy(self.model(), params, self.tokenizer, folder)
 
-    def policy(self, *, temperature: float = 1.0) -> tuple[Policy, Inferencer]:
+    def policy(self, *, temperature: float = 1.0, **of_conversations: Any) -> tuple[Policy, Inferencer]:
         """What `rl.load` gives back."""
-        policy = ChatPolicy(
-            self.model(), self.tokenizer, max_tokens=self.sizes.completion, temperature=temperature, stop=self._stop
-        )
+        limits = {"max_tokens": self.sizes.completion, "stop": self._stop}
+        policy = ChatPolicy(self.model(), self.tokenizer, temperature=temperature, **limits, **of_conversations)
         return policy, policy.engine

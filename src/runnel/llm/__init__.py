@@ -5,6 +5,12 @@ from typing import TYPE_CHECKING
 from runnel.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from runnel.core.contracts.chat import (
+        ChatEnv as ChatEnv,
+        ChatGame as ChatGame,
+        Tool as Tool,
+        ToolFailure as ToolFailure,
+    )
     from runnel.llm.algorithms.aipo import AIPO as AIPO, AIPOConfig as AIPOConfig
     from runnel.llm.algorithms.dapo import DAPO as DAPO, DAPOConfig as DAPOConfig
     from runnel.llm.algorithms.decoupled import DecoupledConfig as DecoupledConfig, DecoupledPPO as DecoupledPPO
@@ -25,9 +31,14 @@ if TYPE_CHECKING:
     from runnel.llm.algorithms.sft import SupervisedFineTuning as SupervisedFineTuning
     from runnel.llm.algorithms.spa import SPA as SPA, SPAConfig as SPAConfig
     from runnel.llm.algorithms.turn_ppo import TurnPPO as TurnPPO, TurnPPOConfig as TurnPPOConfig
+    from runnel.llm.chat.config import TalkConfig as TalkConfig
+    from runnel.llm.chat.mcp import mcp_tools as mcp_tools
+    from runnel.llm.chat.session import Chat as Chat
+    from runnel.llm.chat.tools import tools_of as tools_of
     from runnel.llm.engines.choose import EngineConfig as EngineConfig
     from runnel.llm.learning.learner import TokenLearner as TokenLearner, TokenLearnerConfig as TokenLearnerConfig
     from runnel.llm.model.causal_lm import ModelConfig as ModelConfig
+    from runnel.llm.policy import ChatPolicy as ChatPolicy
     from runnel.llm.rewards.components import RewardComponent as RewardComponent
     from runnel.llm.sampling.pairs import PairWriter as PairWriter
     from runnel.llm.tasks import (

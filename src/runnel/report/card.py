@@ -58,6 +58,7 @@ def card(run: History, defaults: Settings) -> str:
             f" ({seconds(run.wall_s())}); it ended as: {md(run.status)}.\n",
             "## Results\n",
             _results(run, row),
+            *_conversations(run),
             "## Limits\n",
             "\n".join(f"- {line}" for line in limits(run, row)) + "\n",
             "## Load it\n",
@@ -145,6 +146,8 @@ def loading_code(run: History) -> str:
     it."""
     lines = ["import runnel as rl", "", f"policy = rl.load({run.name!r})  # the folder that this card belongs to"]
     env = run.config.get("env")
+    if run.config.get("chat"):
+        return "\n".join([*lines, "for happened in policy.play(0):", "    print(happened)"])
     if _is_language(run):
         prompt = next((str(s["prompt"]) for s in run.samples if isinstance(s.get("prompt"), str)), "Hello")
         return "\n".join([*lines, f"print(policy.act({prompt!r}))"])
@@ -167,7 +170,37 @@ def _is_language(run: History) -> bool:
 
 
 def _unit(run: History) -> str:
-    return "prompts" if _is_language(run) else "episodes"
+    return "conversations" if run.config.get("chat") else "prompts" if _is_language(run) else "episodes"
+
+
+PASTS = {
+    "keep": "all tokens as they were said (`talk.history` keep). A chat template that rewrites the past (some drop earlier "
+    "thoughts) shows the model less than it had in training",
+    "template": "as the model's chat template renders all messages (`talk.history` template), which is how it is usually "
+    "deployed",
+}
+"""What a prompt says of earlier turns."""
+
+
+def _conversations(run: History) -> list[str]:
+    """How to prompt a model that was trained on conversations: in the same way."""
+    config, talk = run.config, as_table(run.config.get("talk"))
+    tools = [str(name) for name in config.get("tools") or ()]
+    if not config.get("chat") and not tools:
+        return []
+    past = PASTS.get(str(talk.get("history")), f"as {md(talk.get('history'))} says")
+    written = (
+        "as its chat template writes them, else as hermes" if talk.get("dialect") == "auto" else f"as {talk.get('dialect')}"
+    )
+    context = config.get("max_context") or "as many as it reads, at most 4096"
+    found = [f"Prompts held the past {past}."]
+    if config.get("chat"):
+        found.append(f"Environment: `{_code(str(config['chat']))}`.")
+    if tools:
+        found.append(f"Tools: {', '.join(f'`{_code(name)}`' for name in tools)}.")
+    found.append(f"Calls of tools are written {md(written)} (`talk.dialect` {md(talk.get('dialect'))}).")
+    found.append(f"Most replies: {md(config.get('max_turns'))}. Most tokens: {md(context)}.")
+    return ["## Conversations\n", "\n".join(f"- {line}" for line in found) + "\n"]
 
 
 def _results(run: History, row: Row) -> str:

@@ -22,11 +22,14 @@ MOST = dict.fromkeys(RECIPES, 30) | {
     "drm": 37,
     "cip": 32,
     "gbrl": 34,
+    "decoupled": 32,
     "token_ppo": 33,
+    "gigpo": 31,
+    "turn_ppo": 33,
     "rlpd": 34,
 }
 """Fields before "advanced". APPO, PPO-Lagrangian, MAPPO, QMIX, DQN, DrM, CIP, GBRL and RLPD have more settings of their own,
-self-play has a pool, PPO on tokens has two algorithms' worth."""
+self-play has a pool, PPO on tokens and on turns have two algorithms' worth, as have the decoupled loss and GiGPO."""
 
 
 def help_of(recipe: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -52,6 +52,25 @@ def test_a_real_run_is_measured_described_and_loaded(tmp_path, capsys):
     assert len(json.loads(out.getvalue())) == 5
 
 
+@pytest.mark.parametrize(("history", "words"), [("keep", "as they were said"), ("template", "usually deployed")])
+def test_a_model_of_conversations_says_how_it_was_prompted(history, words, tmp_path):
+    talk = {"history": history, "dialect": "hermes"}
+    settings = {"chat": "guess", "tools": ["calculator", EVIL], "max_turns": 5, "max_context": 900, "talk": talk}
+    body = write_card(made_run(tmp_path, 5.0, name="run", task="reverse", **settings).path, {}).read_text()
+    section = body.partition("## Conversations")[2].partition("## Limits")[0]
+    assert words in section
+    assert f"`talk.history` {history}" in section
+    assert "Environment: `guess`." in section
+    assert "Tools: `calculator`" in section
+    assert "`talk.dialect` hermes" in section
+    assert "Most replies: 5. Most tokens: 900." in section
+    assert "\n# h" not in section
+
+
+def test_a_model_of_prompts_has_no_section_of_conversations(tmp_path):
+    assert "## Conversations" not in write_card(made_run(tmp_path, 5.0, name="run", task="reverse").path, {}).read_text()
+
+
 def test_hostile_text_stays_text(tmp_path):
     folder = made_run(tmp_path, 5.0, name="run", task=EVIL, tags=[EVIL], note=EVIL)
     info = json.loads(folder.info.read_text())

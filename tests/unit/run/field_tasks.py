@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from runnel.core.contracts.chat import Message, Turn
 from runnel.core.spaces import EnvSpec
+from runnel.core.state import Settings
 from runnel.envs.device import GoalBeyondHazard
 from runnel.llm.export import save_policy, save_scorer
 from runnel.llm.model.causal_lm import ModelConfig, ScalarModel, build_model, model_params
@@ -36,6 +38,42 @@ def make_task() -> TextTask:
     train = [Example(c, c.upper()) for c in "abcdefgh"]
     held = [Example(c, c.upper()) for c in "xyz"]
     return TextTask("letters", train, held, low_bytes, max_tokens=4)
+
+
+class Talking:
+    """A conversation of short messages: it pays each of them like `low_bytes`, and knows a good one."""
+
+    lane = "inline"
+    max_tokens = 4
+
+    def reset(self, task: Settings, *, seed: int) -> Turn:
+        """Begin."""
+        self.number = 0
+        return Turn("abcd"[seed % 4])
+
+    def step(self, message: Message) -> Turn:
+        """Pay."""
+        self.number += 1
+        return Turn(str(self.number), low_bytes([], [message["content"]])[0])
+
+    def script(self) -> str:
+        """A digit."""
+        return str(self.number)
+
+
+class Failing(Talking):
+    """One that fails now and then."""
+
+    def step(self, message: Message) -> Turn:
+        """Pay, or fail."""
+        if sum(map(ord, message["content"])) % 4 == 0:
+            raise ValueError("four")
+        return super().step(message)
+
+
+def shout(text: str) -> str:
+    """Capitals."""
+    return text.upper()
 
 
 def make_net(spec: EnvSpec, seed: int) -> Any:

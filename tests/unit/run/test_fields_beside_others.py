@@ -34,6 +34,8 @@ ALWAYS = {
         "network",
         "model",
         "tasks",
+        "chat",
+        "tools",
         "deterministic",
         "dqn.double",
         "qmix.double",

@@ -58,6 +58,9 @@ BAND = {"filter.low": 0.2, "filter.high": 0.4, "filter.retry_after": 6}
 VISITS = {"filter.on": True, "total_updates": 10}
 MIX = {"task": "reverse", "tasks": ("a=field_tasks:make_task", "b=field_tasks:make_task")}
 BANDIT = {**MIX, "sources.pick": "ucb", "total_updates": 6}
+TALK = {"chat": "field_tasks:Talking", "task": "reverse", "max_turns": 3}
+TOOLS = {"tools": ("field_tasks:shout",), "lm.max_positions": 1024}
+GROWS = {**TALK, "talk.first": 1, "total_updates": 4}
 USUAL_SIZES = {name: value for name, _, _, value in fields_of(registry.load_recipe("grpo").Config()) if name in SIZES}
 TRIES: dict[str, Try] = {
     "device": Try("cpu:0", seen="wired"),
@@ -77,6 +80,17 @@ TRIES: dict[str, Try] = {
     "placement.max_actors": Try(2, LOCAL, seen="placed"),
     "placement.max_policy_workers": Try(3, {**LOCAL, "placement.policy_workers": 1}, seen="placed"),
     "task": Try("reverse"),
+    "chat": Try(TALK["chat"], {"task": "reverse"}),
+    "tools": Try(TOOLS["tools"], {"lm.max_positions": 1024}),
+    "max_turns": Try(2, TALK),
+    "max_context": Try(14, TALK),
+    "talk.history": Try(given=TALK),
+    "talk.dialect": Try("python", {**TALK, **TOOLS}),
+    "talk.step_timeout_s": Try(given=TALK, seen="wired"),
+    "talk.tool_timeout_s": Try(given=TALK, seen="wired"),
+    "talk.retries": Try(0, {**TALK, "chat": "field_tasks:Failing"}),
+    "talk.first": Try(1, TALK),
+    "talk.grow_every": Try(1, GROWS),
     "tasks": Try(MIX["tasks"], {"task": "reverse"}),
     "sources.pick": Try("ucb", MIX),
     "sources.window": Try(1, BANDIT),
@@ -141,6 +155,7 @@ TRIES: dict[str, Try] = {
     "ppo.value_clip": Try(1e-3, STEPS | {"learner.critic_lr": 0.1}),
     "grpo_roc.pass_reward": Try(0.0),
     "turn_ppo.value_clip": Try(1e-3, STEPS | {"learner.critic_lr": 0.1}),
+    **{name: Try(0.5, TALK) for name in ("gigpo.gamma", "turn_ppo.gamma", "turn_ppo.gae_lambda")},
     "loop.ratio": Try("trajectory", {"loop.clip_high": 0.01, **STEPS}),
 }
 DATA_ONLY = {
@@ -187,6 +202,7 @@ for recipe, group in GROUPS.items():
     kl = {f"{group}.kl_coef": 0.5} if group != "dpo" else {}
     OF[recipe] = {
         f"{group}.kl_in": Try(given=kl),
+        f"{group}.duration_power": Try(given=TALK),
         f"{group}.clip_low": Try(1e-4, STEPS),
         f"{group}.clip_high": Try(1e-4, STEPS),
         "learner.reference_every": Try(1, kl | {"total_updates": 3}),
@@ -198,6 +214,7 @@ for recipe, group in GROUPS.items():
 OF_ENVIRONMENTS = ("vector.", "curriculum.", "zoo")
 ELSEWHERE = {name: test for name, test in ON_ENVIRONMENTS.items() if not name.startswith(OF_ENVIRONMENTS)}
 ELSEWHERE["learner.shard"] = "system/test_sharded_runs.py"
+ELSEWHERE |= dict.fromkeys(("talk.time_limit_s", "talk.max_calls", "talk.tool_chars"), "unit/llm/test_chat_session.py")
 PROMISE = "deterministic"
 """A promise: where there is nothing to keep it by, it changes nothing (and refuses what would break it: below)."""
 GRAPHS = ("grpo", "sft", "dpo", "reward_model")

@@ -10,12 +10,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from runnel.core.calls.pool import STEP_S, CallOutcome, CallPool, CallSpec, attempt
 from runnel.core.clock import Clock, WallClock
 from runnel.core.contracts.chat import ChatGame, Message, ToolFailure, Turn
-from runnel.core.contracts.inference import InferenceClient
+from runnel.core.contracts.inference import Reply
 from runnel.core.errors import DataError
 from runnel.core.records import Batch
 from runnel.core.rng import content_id, make_seed
@@ -46,7 +46,19 @@ END_S = 1.0
 """What environments and tools get at the end of a run to let go of what they hold."""
 CLOSE = "talk.close"
 """Tools are closed in threads, whatever their lane: an end may take its time."""
-ClientOf = Callable[[str], InferenceClient]
+
+
+class Asked(Protocol):
+    """Whom replies are asked of: the part of an `InferenceClient` that a player uses."""
+
+    def submit(self, rows: Batch, *, version: int = -1, affinity: int = -1) -> int: ...
+
+    def ready(self, ticket: int) -> Reply | None: ...
+
+    def abort(self, tickets: Sequence[int]) -> None: ...
+
+
+ClientOf = Callable[[str], Asked]
 """Whom an agent's replies are asked of."""
 
 
