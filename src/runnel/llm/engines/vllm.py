@@ -189,6 +189,9 @@ class VllmEngine(CompletionEngine):
     def load_params(self, params: ParamSet) -> None:
         """Use `params` from the next `step` on. Requests for an exact other version must have ended before."""
         self._check_version(params.version)
+        if not params.params:  # of a partner that never changes: the model is as it was built
+            self.version = params.version
+            return
         params = replace(params, params=self._whole(params.params))
         found = {name: list(value.shape) for name, value in params.params.items()}
         odd = sorted(name for name in self._shapes.keys() | found.keys() if self._shapes.get(name) != found.get(name))
