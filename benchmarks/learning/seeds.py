@@ -65,9 +65,7 @@ def main(
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--table", action="store_true", help="only write the table of what was run again")
     parser.add_argument("--device", default="cpu", help="the device of the learner and its networks")
-    parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="cut each run after so long; the next call goes on"
-    )
+    parser.add_argument("--minutes", type=float, default=math.inf, help="cut each run after so long; the next call goes on")
     args = parser.parse_args()
     how = How(args.device, 60.0 * args.minutes)
     out.mkdir(parents=True, exist_ok=True)

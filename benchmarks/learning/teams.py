@@ -158,7 +158,11 @@ PPO: Row = {"num_epochs": 4, "num_minibatches": 4, "lr": "linear(2e-3, 0)", "max
 REPLAY: Row = {"total_steps": STEPS, "num_envs": 128, "num_steps": 25, "min_fill": 16_000, "update_ratio": 0.005}
 REPLAY |= {"log_every": 500, "replay": {"capacity": 128_000}, "net": {"hidden": (128, 128), "activation": "relu"}}
 VALUES: Row = {"gamma": 0.9, "lr": "linear(2e-3, 0)", "batch_size": 512, "target_every": 200, "epsilon": "linear(1, 0.05, 0.1)"}
-SIDES = ("adversary_.*=hunters", "agent_.*=prey")
+SLOW: Row = {"total_steps": 2_500_000, "num_envs": 32, "num_steps": 50, "net": {"hidden": (128, 128), "activation": "tanh"}}
+SLOW |= {"ppo": {**PPO, "lr": "linear(7e-4, 0)"}}
+"""For an environment that is stepped in Python, world after world."""
+TWO_SIDES: Row = {**ON_POLICY, "total_steps": 8_000_000, "num_envs": 512, "ppo": {**PPO, "num_minibatches": 8}}
+TWO_SIDES |= {"teams": ("adversary_.*=hunters", "agent_.*=prey")}
 LEARNERS = (
     Learner("spread", "mappo", "mappo", {**ON_POLICY, "ppo": PPO}, {"": -9.0}),
     Learner("spread", "ippo", "ippo", {**ON_POLICY, "ppo": PPO}, {"": -9.0}),
@@ -167,10 +171,10 @@ LEARNERS = (
     Learner("spread", "independent_q", "independent_q", {**REPLAY, "qmix": VALUES}, {"": -12.7}),
     Learner("reference", "mappo", "mappo", {**ON_POLICY, "ppo": PPO}, {"": -11.0}),
     Learner("reference", "ippo", "ippo", {**ON_POLICY, "ppo": PPO}, {"": -11.0}),
-    Learner("tag", "ippo", "ippo", {**ON_POLICY, "ppo": PPO, "teams": SIDES}, {FLEES: 27.0, STRAYS: 62.0, CHASED: -29.0}),
-    Learner("tag", "mappo", "mappo", {**ON_POLICY, "ppo": PPO, "teams": SIDES}, {FLEES: 27.0, STRAYS: 62.0, CHASED: -29.0}),
-    Learner("foraging", "mappo", "mappo", {**ON_POLICY, "ppo": PPO}, {"": 0.95}),
-    Learner("foraging", "vdn", "vdn", {**REPLAY, "qmix": VALUES}, {"": 0.95}),
+    Learner("tag", "mappo", "mappo", TWO_SIDES, {FLEES: 27.0, STRAYS: 62.0, CHASED: -29.0}),
+    Learner("tag", "ippo", "ippo", TWO_SIDES, {FLEES: 27.0, STRAYS: 62.0, CHASED: -29.0}),
+    Learner("foraging", "mappo", "mappo", SLOW, {"": 0.95}),
+    Learner("foraging", "ippo", "ippo", SLOW, {"": 0.95}),
 )
 """Settings near those of JaxMARL's MAPPO and IPPO, and of its VDN and QMIX (gamma 0.9), on MPE."""
 

@@ -77,7 +77,8 @@ def converse(engine: NativeEngine, num_sessions: int, *, apart: bool, first_id: 
 
 
 def engine_of(shape: str, num_slots: int, *, keep: bool, device: str) -> NativeEngine:
-    model = packed(build_model(shape), dtype=DTYPES["bfloat16" if device == "cuda" else "float32"], device=torch.device(device))
+    model = build_model(shape, device=device)
+    packed(model, dtype=DTYPES["bfloat16" if device == "cuda" else "float32"], device=device)
     engine = NativeEngine(model, num_slots=num_slots, max_length=LENGTH, eos_id=-1, keep_prefixes=keep)
     engine.load_params(ParamSet(0, model_params(model), shared=True))
     return engine
@@ -108,6 +109,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--models", nargs="+", default=["tiny", "smollm2"])
+    parser.add_argument("--conversations", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--out", type=Path, default=None, help="write the rows as JSON")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
@@ -115,7 +117,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     rows = []
     for shape, num_sessions, apart in ROWS:
-        if shape in asked.models:
+        if shape in asked.models and num_sessions in asked.conversations:
             row = measure(shape, num_sessions, apart=apart, rounds=asked.rounds, device=asked.device)
             rows.append(row)
             p, s, r = row["prefilled"], row["seconds"], row["ratio"]

@@ -179,6 +179,7 @@ def markdown(result: Row) -> str:
     parts = [
         "# Sessions of the sandbox",
         f"{m['cores']} cores, {m['cpu']}, {m['memory_gib']} GiB; {result['others']:.2f} cores were busy with something else.",
+        f"**Disturbed: {result['warning']}.** Of the columns, the last one suffers least." if result["warning"] else "",
         table(["calls", "median (ms)", "99th percentile (ms)", "calls a second", "calls a CPU second"], rows),
         table(["start and end", "median (ms)", "longest (ms)"], starts),
         f"A session: {memory['mb_a_session']:.1f} MB ({memory['sessions']} of them, shared pages counted once), and "
@@ -186,7 +187,7 @@ def markdown(result: Row) -> str:
         f"rStar2's step has {ANCHOR_CALLS:,} calls; its code service takes {ANCHOR_S} s for one on average. As many of the "
         f"usual calls take {cpu:.0f} CPU seconds here.",
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def main() -> None:

@@ -105,6 +105,8 @@ def check_trained(page: Any) -> None:
     second.locator(".tree .dot").nth(1).focus()
     page.keyboard.press("Enter")
     expect(second.locator(".turn").nth(1)).to_be_focused()
+    page.get_by_role("button", name="plain").click()
+    expect(second.locator(".turn")).to_have_count(2)  # what was open stays open
     page.get_by_role("button", name="state 1").first.click()
     expect(page.locator(".state[aria-pressed=true]")).to_have_count(2)
 

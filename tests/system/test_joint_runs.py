@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_team_runs import params
 from torch.testing import assert_close
 
 import runnel as rl
@@ -42,10 +43,6 @@ BOXES = {"env": CREW.replace("Crew", "Rowers"), "masac": {"batch_size": 16, "act
 
 def train(out: Path, recipe: str = "qmix", **more: Any) -> rl.Run:
     return rl.train(recipe, out=str(out), **{**TEAM, **more})
-
-
-def params(run: rl.Run) -> Path:
-    return sorted((run.path / "checkpoints").glob("0*"))[-1] / "params.safetensors"
 
 
 def content(run: rl.Run) -> tuple[list[Any], bytes]:
@@ -180,6 +177,31 @@ def test_what_cannot_work_is_refused_in_words(tmp_path: Path) -> None:
         rl.train("independent_q", out=str(tmp_path), env="runnel.envs.team.toy:Whisper", total_steps=10)
     with pytest.raises(rl.ConfigError, match="masac needs agents with one box of continuous actions each; use qmix or vdn"):
         rl.train("masac", out=str(tmp_path), env=CREW, total_steps=10)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "env"),
+    [
+        ("qmix", "tensor:Kuhn"),
+        ("vdn", "openspiel:matrix_rps"),
+        ("mat", "tensor:RockPaperScissors"),
+        ("vdn", CREW.replace("Crew", "Rivals")),
+        ("happo", "tensor:TicTacToe"),
+        ("coma", "openspiel:kuhn_poker"),
+    ],
+)
+def test_a_team_whose_agents_take_from_each_other_is_refused(recipe: str, env: str, tmp_path: Path) -> None:
+    """All together they always get 0, so there is nothing to learn; a learner for each agent has something."""
+    with pytest.raises(rl.ConfigError, match=rf"all together get 0 whatever they do, and {recipe} would learn nothing"):
+        rl.train(recipe, env=env, out=str(tmp_path), track=(), total_steps=2000)
+
+
+def test_agents_that_take_from_each_other_learn_each_by_itself_or_for_the_first(tmp_path: Path) -> None:
+    settings = {"env": "tensor:RockPaperScissors", "out": str(tmp_path), "track": (), "total_steps": 200, "min_fill": 100}
+    settings |= {"num_envs": 4, "qmix": {"batch_size": 8}, "eval": {"episodes": 0}}
+    for recipe, more in (("independent_q", {}), ("vdn", {"team_reward": "first"})):
+        assert rl.train(recipe, **settings, **more).status == "finished"
+    assert rl.graphs.TeamTask(rl.graphs.TeamConfig(env="tensor:MatrixGame")).spec.zero_sum is False
 
 
 def test_every_world_of_many_that_end_at_once_is_told() -> None:

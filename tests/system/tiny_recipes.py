@@ -7,7 +7,7 @@ from typing import Any
 from made_data import CARTPOLE, PENDULUM
 
 SMALL_LM: dict[str, Any] = {"lm": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "inner": 64}}
-OF_TURNS = ("gigpo", "turn_ppo", "loop")
+OF_TURNS = ("gigpo", "turn_ppo", "loop", "grpo_roc", "spa")
 ON_ROLLOUTS = (
     *("grpo", "dr_grpo", "rloo", "reinforce", "remax", "dapo", "gspo", "aipo", "decoupled", "token_ppo", "online_dpo"),
     *OF_TURNS,

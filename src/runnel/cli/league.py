@@ -80,11 +80,11 @@ def league_data(found: League, ratings: Ratings | None) -> JsonObject:
 
 def _play(parsed: argparse.Namespace) -> int:
     """Fresh games between all members of the newest checkpoint."""
-    from runnel.cli.matching import match_data, watched
-    from runnel.eval.ratings import START, fit_elo
+    from runnel.cli.matching import match_data, played, rated
+    from runnel.eval.ratings import START
     from runnel.report.matches import match_tables
     from runnel.run.league import league_members
-    from runnel.run.matching import match, names_of
+    from runnel.run.matching import names_of
 
     if parsed.play < 0:
         raise ConfigError("play", parsed.play, "play at least one episode, or none (0)")
@@ -93,21 +93,9 @@ def _play(parsed: argparse.Namespace) -> int:
     others = dict(zip(names, parsed.against, strict=True))
     if twice := [name for name in names if name in members.players or names.count(name) > 1]:
         raise ConfigError("against", twice[0], "is the name of another player already; give its folder another name")
-    with watched() as progress:
-        found = match(
-            {**members.players, **others},
-            members.env,
-            kwargs=members.env_kwargs,
-            episodes=parsed.play,
-            seed=parsed.seed,
-            greedy=parsed.greedy,
-            openings=parsed.openings,
-            trust=parsed.trust,
-            progress=progress,
-        )
-    anchors = {members.first: START} if members.first else {}
-    ratings = None if found.cooperative else fit_elo(found.payoffs, anchors=anchors)
-    warnings = [*found.warnings(), *(ratings.warnings if ratings is not None else ())]
+    everybody = {**members.players, **others}
+    found = played(everybody, members.env, parsed, episodes=parsed.play, kwargs=members.env_kwargs)
+    ratings, warnings = rated(found, {members.first: START} if members.first else {})
     data = {"version": members.version, **match_data(found, ratings, [])}
     if not parsed.json:
         print(

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,27 +88,11 @@ def play(players: Sequence[str], parsed: argparse.Namespace) -> int:
     if parsed.cross_play and of_ratings:
         fix = "is of opponents: partners have no ratings; leave it out, or leave out --cross-play"
         raise ConfigError(of_ratings[0], getattr(parsed, of_ratings[0]), fix)
-    with watched() as progress:
-        found = match(
-            players,
-            parsed.env,
-            episodes=parsed.episodes,
-            seed=parsed.seed,
-            seats=parsed.seats,
-            kwargs=parsed.env_kwargs,
-            greedy=parsed.greedy,
-            openings=parsed.openings,
-            cross_play=parsed.cross_play,
-            duplicate=parsed.duplicate,
-            best=parsed.best,
-            trust=parsed.trust,
-            progress=progress,
-        )
-    rated = not found.cooperative
-    ratings = fit_elo(found.payoffs, anchors=anchors) if rated else None
-    skills = rate_skill(found.rounds()) if rated and parsed.openskill else []
-    warnings = [*found.warnings(), *(ratings.warnings if ratings else ())]
-    if of_ratings and not rated:
+    pairing = {name: getattr(parsed, name) for name in ("seats", "cross_play", "duplicate", "best")}
+    found = played(players, parsed.env, parsed, episodes=parsed.episodes, kwargs=parsed.env_kwargs, **pairing)
+    ratings, warnings = rated(found, anchors)
+    skills = rate_skill(found.rounds()) if ratings is not None and parsed.openskill else []
+    if of_ratings and ratings is None:
         flags = " and ".join(f"--{name}" for name in of_ratings)
         warnings.append(f"partners have no ratings, so {flags} say nothing here; --no-cross-play makes opponents of them")
     tables = match_tables(found, ratings, skills)
@@ -126,8 +110,23 @@ def play(players: Sequence[str], parsed: argparse.Namespace) -> int:
     return 0
 
 
+def played(
+    players: Sequence[object] | Mapping[str, object], env: str | None, parsed: argparse.Namespace, **pairing: Any
+) -> Match:
+    """The match of `players`, by the flags of all commands that play one; `pairing` are further arguments of `rl.match`."""
+    flags = {name: getattr(parsed, name) for name in ("seed", "greedy", "openings", "trust")}
+    with _watched() as progress:
+        return match(players, env, progress=progress, **flags, **pairing)
+
+
+def rated(found: Match, anchors: Mapping[str, float]) -> tuple[Ratings | None, list[str]]:
+    """The ratings of a match, which partners have not, and what should be known of it."""
+    ratings = None if found.cooperative else fit_elo(found.payoffs, anchors=anchors)
+    return ratings, [*found.warnings(), *(ratings.warnings if ratings is not None else ())]
+
+
 @contextmanager
-def watched() -> Iterator[Progress]:
+def _watched() -> Iterator[Progress]:
     """Say on a terminal which seating is played."""
     with Console(stderr=True).status("playing") as status:
 

@@ -169,6 +169,8 @@ class TeamSpec:
     """What an environment with several agents looks like to networks: the spec of each agent, by its id."""
 
     agents: Mapping[str, EnvSpec]
+    zero_sum: bool = False
+    """Whether it is known that what all agents are paid sums up to 0 in every episode."""
 
     @property
     def kinds(self) -> list[tuple[int, ...]]:

@@ -34,6 +34,8 @@ StepResult = tuple[Obs, float, bool, bool, Info]
 Path = tuple[str | int, ...]
 """The keys that lead from a nested value to one inside it."""
 MASK = "action_mask"
+ZERO_SUM = "zero_sum"
+"""Entry of the `metadata` of an environment of several agents: whatever some of them win, the others lose."""
 _SUPPORTED = "supported: Box, Discrete, MultiBinary, MultiDiscrete, and Dict or Tuple of these; wrap the environment"
 
 

@@ -66,6 +66,8 @@ class JointTask:
                 f"{algorithm} needs agents of equal spaces: pad them to one form in a wrapper of your own, or use ippo or mappo"
             )
             raise ConfigError("env", config.env, f"{error.fix.partition(';')[0]}; {fix} with --teams") from error
+        if not own_rewards and config.team_reward != "first":
+            self.team.check_common_aim(algorithm)
         (side,), (seen,) = self.team.sides.values(), self.team.seen.values()
         self.name, self.agents = self.team.name, side.agents
         self.agent_spec: EnvSpec = seen.spec

@@ -254,7 +254,7 @@ def _task_of(c: PromptConfig) -> PromptTask:
     model: dict[str, Any] = {"model": c.model, "lm": c.lm, "max_tokens": c.max_tokens, "engine": c.engine}
     model |= {"data": c.data, "stop": c.stop, "lora": c.learner.lora, "tasks": c.tasks}
     if c.chat or c.tools:
-        limits = {"max_turns": c.max_turns, "max_context": c.max_context, "talk": c.talk, "agents": c.agents}
+        limits: dict[str, Any] = {"max_turns": c.max_turns, "max_context": c.max_context, "talk": c.talk, "agents": c.agents}
         task: PromptTask = ChatPromptTask(c.task, c, chat=c.chat, tools=c.tools, **limits, **model)
     else:
         task = PromptTask(c.task, c, **model)

@@ -77,6 +77,13 @@ class TeamTask:
             probe.env.close()
         refuse_unused(config, config.unused_on(self.spec))
 
+    def check_common_aim(self, algorithm: str) -> None:
+        """Refuse a game in which all agents together always get 0, for an algorithm that trains them on what they get together.
+        Known are the games of OpenSpiel, our own worlds, and environments whose `metadata` says it (`ZERO_SUM`)."""
+        if self.spec.zero_sum and len(self.trained) == len(self.sides):
+            fix = f"what some win the others lose, so all together get 0 whatever they do, and {algorithm} would learn nothing"
+            raise ConfigError("env", self._config.env, f"{fix}; use selfplay, nfsp, ippo or independent_q")
+
     def make(self) -> Any:
         """One environment."""
         return make_team_env(self._target, kwargs=self._config.env_kwargs)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from runnel.llm.algorithms.dpo import DPO as DPO, DPOConfig as DPOConfig, OnlineDPO as OnlineDPO
     from runnel.llm.algorithms.gigpo import GiGPO as GiGPO, GiGPOConfig as GiGPOConfig
     from runnel.llm.algorithms.grpo import GRPO as GRPO, DrGRPO as DrGRPO, GRPOConfig as GRPOConfig
+    from runnel.llm.algorithms.grpo_roc import GRPORoC as GRPORoC, GRPORoCConfig as GRPORoCConfig
     from runnel.llm.algorithms.gspo import GSPO as GSPO, GSPOConfig as GSPOConfig
     from runnel.llm.algorithms.loop import LOOP as LOOP, LOOPConfig as LOOPConfig
     from runnel.llm.algorithms.ppo import TokenPPO as TokenPPO, TokenPPOConfig as TokenPPOConfig
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     )
     from runnel.llm.algorithms.reward_model import RewardModelling as RewardModelling
     from runnel.llm.algorithms.sft import SupervisedFineTuning as SupervisedFineTuning
+    from runnel.llm.algorithms.spa import SPA as SPA, SPAConfig as SPAConfig
     from runnel.llm.algorithms.turn_ppo import TurnPPO as TurnPPO, TurnPPOConfig as TurnPPOConfig
     from runnel.llm.engines.choose import EngineConfig as EngineConfig
     from runnel.llm.learning.learner import TokenLearner as TokenLearner, TokenLearnerConfig as TokenLearnerConfig

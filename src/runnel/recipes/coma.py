@@ -49,6 +49,7 @@ class Config(rl.graphs.TeamConfig):
 def build(c: Config) -> rl.Experiment:
     """Actors play and write a stream for each policy; an update takes one segment of each actor from every stream."""
     task = rl.graphs.TeamTask(c, stored=rl.run.stored_params, global_state=True, clock=True)
+    task.check_common_aim("coma")
 
     def network(policy: str, spec: rl.core.EnvSpec) -> rl.nets.ActorCritic:
         seed = rl.core.make_seed(c.seed, "team", policy)

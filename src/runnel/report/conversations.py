@@ -69,6 +69,7 @@ def summary(found: Counts) -> dict[str, float | int | None]:
         "mean return": sum(turns.total_return for turns in found.by_turns.values()) / num,
         "turns": found.turns / num,
         "longest row in tokens": found.context_tokens / num if found.context else None,
+        "tokens prefilled": None if found.prefilled is None else found.prefilled / num,
         "tool calls": found.tool_calls / num,
         "tool errors": sum(found.tool_errors.values()) / num,
         "share of time in tools and environment": found.seconds.get("env_s", 0.0) / seconds if seconds else None,

@@ -22,6 +22,7 @@ from runnel.report.page import table as html_table
 from runnel.report.plans import predicted_rates
 from runnel.report.plots import NUM_COLORS
 from runnel.report.tables import Cell, Table, write_csv
+from runnel.report.talks import conversations_html
 from runnel.report.verdicts import How, Verdicts, make_verdicts
 from runnel.track.files import replace_file, writing
 from runnel.track.folder import Row
@@ -130,7 +131,7 @@ def _single(run: History, target: Path, charts: Charts) -> str:
             section("Learning", charts.html()),
             section("Evaluation tables", "".join(table.html() for table in _result_tables(run))),
             section("League", _league(run)),
-            section("Conversations", "".join(table.html() for table in conversation_tables(run))),
+            section("Conversations", *(table.html() for table in conversation_tables(run)), conversations_html(run)),
             section("Where the time goes", _time(run), predicted_rates(run).html()),
             section("Sample accounting", accounting([run])),
             section("Completions", _samples(run)),

@@ -23,7 +23,7 @@ MOST_KINDS = 20
 OTHER = "other"
 SINGLE_TURNS = 8
 """Up to so many turns, each number is counted alone; above it, numbers are counted together up to each power of two."""
-COUNTED = ("turns", "context", "reason", "tool_calls", "passed")
+COUNTED = ("turns", "context", "reason", "tool_calls", "prefilled", "passed")
 """What an event of an episode says of a conversation, beside the tool errors."""
 SECONDS = ("env_s", "engine_s")
 """Seconds of a conversation in its tools and environment, and in the engine."""
@@ -107,7 +107,7 @@ class ConversationLog:
         if not recent:
             return {}
         out: dict[str, float] = {}
-        for name in ("turns", "context", "tool_calls"):
+        for name in ("turns", "context", "prefilled", "tool_calls"):
             if known := [float(told[name]) for told in recent if name in told]:
                 out[f"chat/{name}"] = sum(known) / len(known)
         errors = [(kind, [told["tool_errors"].get(kind, 0) for told in recent]) for kind in self._error_names()]
@@ -160,6 +160,8 @@ def _one(told: Row, value: float) -> Row:
     out: Row = {"num": 1, "turns": told["turns"], "by_turns": {turns_label(told["turns"]): group}}
     if "context" in told:
         out |= {"context": {context_label(told["context"]): 1}, "context_tokens": told["context"]}
+    if "prefilled" in told:
+        out["prefilled"] = told["prefilled"]
     if "reason" in told:
         out["ended"] = {told["reason"]: 1}
     if "tool_calls" in told:
@@ -209,6 +211,8 @@ class Counts:
     """By the power of two that their longest row reaches at most."""
     context_tokens: int = 0
     """The lengths of their longest rows, summed."""
+    prefilled: int | None = None
+    """Tokens that the engine computed before it could speak, summed; None if the run does not say."""
     ended: Mapping[str, int] = field(default_factory=dict)
     tool_calls: int = 0
     tool_errors: Mapping[str, int] = field(default_factory=dict)
@@ -228,6 +232,7 @@ def counts_in(rows: Iterable[Row]) -> Counts:
         by_turns={name: found for name, found in by_turns.items() if found.num},
         context=_wholes(total.get("context")),
         context_tokens=_whole(total.get("context_tokens")),
+        prefilled=_whole(total["prefilled"]) if "prefilled" in total else None,
         ended=_wholes(total.get("ended")),
         tool_calls=_whole(total.get("tool_calls")),
         tool_errors=_wholes(total.get("tool_errors")),

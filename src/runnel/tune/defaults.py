@@ -57,7 +57,11 @@ SPACES: dict[str, dict[str, str]] = {
         name: {"learner.lr": LM_RATE, f"{name}.kl_coef": KL}
         for name in ("gspo", "aipo", "decoupled", "rloo", "reinforce", "remax")
     },
-    **{name: {"learner.lr": LM_RATE, f"{name}.clip_high": CLIP, f"{name}.kl_coef": KL} for name in ("gigpo", "loop")},
+    **{
+        name: {"learner.lr": LM_RATE, f"{name}.clip_high": CLIP, f"{name}.kl_coef": KL}
+        for name in ("gigpo", "loop", "grpo_roc")
+    },
+    "spa": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "spa.clip_high": CLIP, "spa.kl_coef": KL},
     "turn_ppo": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "turn_ppo.kl_coef": KL},
     "token_ppo": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "ppo.kl_coef": KL},
     "dpo": {"learner.lr": LM_RATE, "dpo.beta": "log(0.01, 1)"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -195,3 +196,9 @@ class Rowers(Crew):
         paid = {a: -float(np.square(x - aims[a]).sum()) for a, x in actions.items()}
         obs, _, *rest = super().step(dict.fromkeys(actions, 0))
         return obs, paid, *rest  # type: ignore[return-value]
+
+
+class Rivals(Crew):
+    """A crew that says of itself that what some win the others lose."""
+
+    metadata: Mapping[str, Any] = {"zero_sum": True}

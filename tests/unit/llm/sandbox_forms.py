@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from functools import cache
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def run(form: str, code: str, *, config: SandboxConfig, without: tuple[str, ...]
 
 def processes_of(session: SandboxSession) -> list[int]:
     """The processes that hold the pipe of a session's output."""
-    pipe = os.readlink(f"/proc/self/fd/{session._interpreter._fds[3]}")
+    pipe = os.readlink(f"/proc/self/fd/{session._interpreter._fds[2]}")
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -51,6 +52,14 @@ def processes_of(session: SandboxSession) -> list[int]:
         if pipe in fds and int(pid) != os.getpid():
             found.append(int(pid))
     return found
+
+
+def all_end(pids: list[int]) -> bool:
+    """Whether all these processes end. One that has closed its files may not have ended yet, so this waits a little."""
+    deadline = time.monotonic() + 30.0
+    while any(map(runs, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(map(runs, pids))
 
 
 def runs(pid: int) -> bool:

@@ -73,14 +73,16 @@ def test_a_conversation_trains_alike_as_one_row_and_as_a_row_for_each_turn(name,
         assert metrics["turn"][key] == pytest.approx(value, rel=1e-5, abs=1e-7), key
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo", "dapo"])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "dapo", "turn_ppo, raw", "spa"])
 def test_segments_that_are_taken_one_by_one_give_the_step_of_all(name):
     whole, parts = learner_of(name), learner_of(name, TokenLearnerInParts, in_parts=True)
-    whole.update(whole.prepare({"rollouts": batch("turn")}, progress=0.0))
+    expected = whole.update(whole.prepare({"rollouts": batch("turn")}, progress=0.0)).metrics
     for segment in batch("turn"):
         parts.add_part({"rollouts": [segment]}, progress=0.0)
-    parts.finish_parts()
+    found = parts.finish_parts().metrics
     assert torch.allclose(gradients(whole), gradients(parts), rtol=1e-5, atol=1e-8)
+    for key in (k for k in expected if k.startswith(("loss/", "value/", "progress/"))):
+        assert found[key] == pytest.approx(expected[key], rel=1e-5), key
 
 
 @pytest.mark.parametrize("name", ON_ROLLOUTS)

@@ -24,6 +24,7 @@ from runnel.llm.engines.kept import LEAST_SHARED
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import generate, make_request
 from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
+from runnel.llm.model.pack import packed
 from runnel.llm.model.tiny import tiny_config, tiny_model
 
 SIZES = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, inner=64, max_positions=128)
@@ -269,6 +270,29 @@ def test_the_hf_engine_takes_sessions_and_says_once_that_it_keeps_nothing():
         replies = talk(engine, 3)
     assert len([w for w in caught if "hf engine keeps nothing" in str(w.message)]) == 1
     assert engine.num_prefilled == sum(int(r.rows["num_prefilled"]) for r in replies) > 3 * 5
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+@pytest.mark.parametrize("num_slots", [5, 12])
+def test_on_a_gpu_decode_steps_over_more_rows_leave_kept_prefixes_alone(num_slots):
+    model = build_model(SIZES, VOCAB, seed=99).cuda()
+    packed(model, dtype=torch.float32, device="cuda")
+    engine = NativeEngine(model, num_slots=num_slots, max_length=LONGEST, eos_id=2)
+    engine.load_params(ParamSet(0, {n: p.cuda() for n, p in model_params(model_of(0)).items()}))
+    rows, asked = {i: [5 + i, 6, 7 + 2 * i] for i in range(6)}, dict[int, Request]()
+    for turn in range(6):
+        for i in range(6):
+            asked[i + 6 * turn] = make_request(i + 6 * turn, rows[i], seed=turn, max_tokens=3 + 2 * i, session=i)
+        order = [[0, 1, 2, 3, 4, 5], [5, 0, 3], [1], [4, 2]] if turn % 2 else [[0, 1, 2], [3, 4, 5]]
+        seen = set()
+        for together in order:
+            new = [asked[i + 6 * turn] for i in together if i not in seen]
+            seen |= set(together)
+            for request, reply in zip(new, generate(engine, new), strict=True):
+                check(request, reply)
+                rows[reply.id % 6] = [*rows[reply.id % 6], *reply.rows["tokens"].tolist(), 3 + turn]
+    assert engine.num_reused > 0
 
 
 # ------------------------------------------------------------------------------------------------------ bits and resume

@@ -142,3 +142,9 @@ def test_roles_are_found_where_a_template_names_them(tmp_path: Any, name: str) -
         assert {role for role, _ in said} == {""}, "it names no roles"
     else:
         assert [one for one in said if one != ("", "")] == [*((m["role"], m["content"]) for m in talk), ("assistant", "")]
+
+
+def test_a_header_of_several_control_tokens_names_one_role() -> None:
+    texts = ["<|start|>", "user", "<|message|>", "tool", "\n", "hi", "<|end|>", "<|start|>", "assist", "ant"]
+    found = find_messages(texts, [0, 2, 6, 7])
+    assert [(m["role"], m["start"], m["said"], m["end"]) for m in found] == [("user", 0, 3, 7), ("assistant", 7, 10, 10)]

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sandbox_forms import FEW_S, LIMITS, processes_of, runs
+from sandbox_forms import FEW_S, LIMITS, all_end, processes_of
 
 from runnel.core.contracts.chat import ToolFailure
 from runnel.core.errors import ConfigError, DataError
@@ -35,9 +35,33 @@ def test_nothing_is_left_when_a_session_closes(tmp_path, monkeypatch):
         session.close()
         session.close()
         assert not list(tmp_path.iterdir())
-        assert not [pid for pid in pids if runs(pid)]
+        assert all_end(pids)
         with pytest.raises(DataError, match="closed"):
             session.run("1")
+
+
+def test_a_session_ends_even_if_a_fork_of_this_process_has_its_descriptors():
+    with SessionPool(LIMITS, warm=0) as pool:
+        session = pool.take()
+        pids = processes_of(session)
+        fork = os.fork()
+        if fork == 0:
+            signal.pause()
+        try:
+            session.close()
+            assert all_end(pids)
+        finally:
+            os.kill(fork, signal.SIGKILL)
+            os.waitpid(fork, 0)
+
+
+def test_sessions_leave_no_descriptors():
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        with SessionPool(LIMITS, warm=1) as pool, pool.take() as session:
+            assert session.run("import os\nos._exit(0)").status == "died"
+            assert session.run("1").status == "ok"
+    assert len(os.listdir("/proc/self/fd")) <= before + 6  # the compiled modules, which all share
 
 
 def test_nothing_outlives_a_parent_that_is_killed(tmp_path):
@@ -63,10 +87,7 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path):
             children = descendants(zygote)
             assert len(children) >= 3
             parent.kill()
-            deadline = time.monotonic() + 30
-            while (left := [p for p in (zygote, *children) if runs(p)]) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            assert not left
+            assert all_end([zygote, *children])
         finally:
             os.killpg(parent.pid, signal.SIGKILL)
 
@@ -108,7 +129,7 @@ def test_a_closed_pool_ends_its_sessions():
     with SessionPool(LIMITS, warm=1) as pool:
         session = pool.take()
         pids = processes_of(session)
-    assert not [pid for pid in pids if runs(pid)]
+    assert all_end(pids)
     with pytest.raises(DataError, match="this session is closed"):
         session.run("1")
 

@@ -6,9 +6,13 @@ import os
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import binary, data, integers, lists, one_of, sampled_from, tuples
 from sandbox_forms import FEW_S, LIMITS, processes_of
 
 from runnel.llm.rewards.code import python_tests
+from runnel.llm.sandbox import plain
+from runnel.llm.sandbox.interpreter import ANSWERS, _Exchange
 from runnel.llm.sandbox.run import protection
 from runnel.llm.sandbox.session import SessionConfig, SessionPool
 
@@ -59,6 +63,29 @@ def test_garbage_in_place_of_answers_is_the_end_of_that_interpreter_only(pool, a
         assert "in place of an answer, and was killed" in found.error
         assert good.run("x").value == "3"
         assert bad.run("1").value == "1"
+
+
+@settings(max_examples=60, deadline=None)
+@given(data())
+def test_whatever_bytes_come_they_are_an_answer_or_an_end(drawn):
+    """Any bytes, in any pieces: plain words or the answer to this very call, and never an exception."""
+    texts = sampled_from(["ok", "failed", "died", "\ud800", "", 1, None, ["ok"]])
+    frame = tuples(integers(5, 8), texts, texts, texts).map(lambda f: plain.to_bytes(list(f)))
+    sent = b"".join(drawn.draw(lists(one_of(binary(max_size=9), frame), max_size=6)))
+    exchange, (reads, writes) = _Exchange(7, 1024, b""), os.pipe()
+    try:
+        why = None
+        while sent and why is None and exchange.answer is None:
+            size = drawn.draw(integers(1, len(sent)))
+            os.write(writes, sent[:size])
+            sent, why = sent[size:], exchange.receive(reads)
+    finally:
+        os.close(reads)
+        os.close(writes)
+    assert why in (None, "sent nonsense", "sent too much")
+    if exchange.answer is not None:
+        assert exchange.answer[0] in ANSWERS
+        assert all(type(text) is str for text in exchange.answer)
 
 
 def test_half_an_answer_holds_nobody_up(session):

@@ -23,12 +23,14 @@ from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
 from runnel.llm.algorithms.dpo import DPO, DPOConfig, OnlineDPO
 from runnel.llm.algorithms.gigpo import GiGPO, GiGPOConfig
 from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
+from runnel.llm.algorithms.grpo_roc import GRPORoC, GRPORoCConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
 from runnel.llm.algorithms.loop import LOOP, LOOPConfig
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
 from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
 from runnel.llm.algorithms.reward_model import RewardModelling
 from runnel.llm.algorithms.sft import SupervisedFineTuning
+from runnel.llm.algorithms.spa import SPA, SPAConfig
 from runnel.llm.algorithms.turn_ppo import TurnPPO, TurnPPOConfig
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
@@ -59,9 +61,12 @@ ALGORITHMS = {
     "ppo": lambda: TokenPPO(TokenPPOConfig(kl_coef=0.1, kl_in="reward"), **BOTH),
     "gigpo": lambda: GiGPO(GiGPOConfig(kl_coef=0.1, kl_in="reward"), **BOTH),
     "turn_ppo": lambda: TurnPPO(TurnPPOConfig(kl_coef=0.1, kl_in="reward"), **BOTH),
+    "turn_ppo, raw": lambda: TurnPPO(TurnPPOConfig(normalise=False), **BOTH),
     "loop": lambda: LOOP(LOOPConfig(), **BOTH),
     "loop, turns": lambda: LOOP(LOOPConfig(ratio="turn"), **BOTH),
     "loop, trajectories": lambda: LOOP(LOOPConfig(ratio="trajectory"), **BOTH),
+    "grpo_roc": lambda: GRPORoC(GRPORoCConfig(keep=0.7), **BOTH),
+    "spa": lambda: SPA(SPAConfig(), **BOTH),
     "online_dpo": lambda: OnlineDPO(DPOConfig(), channels={"exact": 1.0}),
     "dpo": lambda: DPO(DPOConfig(beta=0.5, chosen_coef=0.3)),
     "reward_model": RewardModelling,

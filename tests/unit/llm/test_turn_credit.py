@@ -19,7 +19,9 @@ from runnel.core.records import Batch
 from runnel.llm.algorithms.base import POLICY, Part
 from runnel.llm.algorithms.gigpo import GiGPO, GiGPOConfig
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
+from runnel.llm.algorithms.grpo_roc import SOFTEN, GRPORoC, GRPORoCConfig, choose, penalties
 from runnel.llm.algorithms.loop import LOOP, LOOPConfig
+from runnel.llm.algorithms.spa import SPA, SPAConfig
 from runnel.llm.algorithms.turn_ppo import TurnPPO, TurnPPOConfig
 from runnel.llm.algorithms.turns import Turns
 from runnel.llm.learning.batches import MicroBatch, join_rows, merge, split_tokens
@@ -121,7 +123,7 @@ def clipped(ratio, advantage):
 
 
 def paper(name, groups, now, old):
-    """The policy's loss, from turns with their advantage."""
+    """The policy's loss, from turns with their advantage: a mean over tokens for PPO and RoC, else over trajectories."""
     trajectories, total = [x for members in groups for x in members], 0.0
     tokens = sum(len(u["at"]) for x in trajectories for u in x)
     for trajectory in trajectories:
@@ -130,7 +132,7 @@ def paper(name, groups, now, old):
             shared = u["at"] if name == "loop, turn" else list(gap) if name == "loop, trajectory" else None
             for i in u["at"]:
                 ratio = np.exp(sum(gap[j] for j in shared) if shared else gap[i])
-                total += clipped(ratio, u["A"]) / (tokens if "ppo" in name else len(trajectories) * len(gap))
+                total += clipped(ratio, u["A"]) / (tokens if "ppo" in name or "roc" in name else len(trajectories) * len(gap))
     return -total
 
 
@@ -151,6 +153,8 @@ def learned(algorithm, rows, budget, component="policy", output="logprob", field
     batch["at"] = torch.arange(len(rows["tokens"]))
     for some in split_tokens(every, batch["unit"], rows["row_length"], budget):
         part = MicroBatch.of(batch, some, device="cpu")
+        if POLICY not in part.kinds:
+            continue
         outputs = Batch({output: moving[part.fields["at"]]})
         total = total + part_of.loss(Part.of(part, POLICY, outputs, count=count, version=3), denominator).value
     total.backward()
@@ -282,3 +286,113 @@ def test_what_is_not_of_one_turn_is_refused():
             Turns.of(wrong)
     with pytest.raises(DataError, match="no reward channel 'style'"):
         Turns.of(rows).rewards(rows, {"style": 1.0})
+
+
+# ------------------------------------------------------------------------------------------------- resampling on correct
+def with_tools(rows_of):
+    segments = conversations(rows_of)
+    for segment in segments:
+        size = len(segment.arrays["tool_calls"])
+        segment.arrays["tool_calls"][:] = torch.tensor([4, 0, 2, 1])[:size]
+        segment.arrays["tool_errors"][:] = torch.tensor([1, 0, 2, 0])[:size]
+        segment.arrays["truncated"][:] = torch.tensor([False, False, True, False])[:size]
+    return segments
+
+
+@pytest.mark.parametrize("rows_of", ["trajectory", "turn"])
+def test_roc_is_grpo_among_those_that_are_kept(rows_of):
+    segments = with_tools(rows_of)
+    rows = joined_rows(segments)
+    assert penalties(rows).tolist() == [0.25, 0.5, 2.0, 0.0, 0.25, 0.5, 2.0]
+    algorithm = GRPORoC(GRPORoCConfig(**CLIP, keep=0.7, pass_reward=1.0), **BOTH)
+    kept = iter(algorithm.kept(rows).tolist())
+    groups = [[trajectory for trajectory in members if next(kept)] for members in by_hand(segments)]
+    assert [len(members) for members in groups] == [3, 2]
+    advantages_by_hand("grpo", groups, None)
+    now, old = (rows[k][rows["loss_mask"]].double().numpy() for k in ("now", "logprob"))
+    found, gradient = learned(algorithm, rows, 40)
+    assert found == pytest.approx(paper("roc", groups, now, old), rel=1e-5)
+    np.testing.assert_allclose(gradient, slopes(lambda x: paper("roc", groups, x, old), now), rtol=1e-4, atol=1e-6)
+    batch = algorithm.annotate(rows, SingleProcess())
+    everything = [sum(u["r"] for u in trajectory) for members in by_hand(segments) for trajectory in members]
+    assert batch["stats/reward/mean"] == pytest.approx(np.mean(everything)), "of all that were sampled"
+    assert batch["stats/roc/kept"] == pytest.approx(5 / 7)
+
+
+def test_roc_keeps_what_it_kept_however_the_batch_is_put_together():
+    one, other = with_tools("trajectory")
+    algorithm = GRPORoC(GRPORoCConfig(), seed=3, **BOTH)
+    together, apart = algorithm.kept(join_rows([one, other])), [algorithm.kept(join_rows([x])) for x in (one, other)]
+    assert torch.equal(together, torch.cat(apart))
+    assert any(
+        not torch.equal(GRPORoC(GRPORoCConfig(), seed=s, **BOTH).kept(join_rows([one, other])), together) for s in range(9)
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_right", "num_wrong", "keep", "expected"),
+    [
+        *[(8, 8, 0.5, (4, 4)), (4, 12, 0.5, (2, 6)), (1, 15, 0.5, (1, 7)), (15, 1, 0.5, (7, 1)), (12, 4, 0.25, (2, 2))],
+        *[(0, 8, 0.5, (0, 4)), (8, 0, 0.5, (4, 0)), (2, 2, 1.0, (2, 2)), (1, 1, 0.5, (1, 0)), (14, 2, 0.5, (6, 2))],
+    ],
+)
+def test_roc_keeps_right_and_wrong_ones_in_proportion(num_right, num_wrong, keep, expected):
+    right = np.arange(num_right + num_wrong) < num_right
+    members = np.arange(len(right)) + 100
+    found = choose(np.random.default_rng(0), members, right, np.ones(len(right)), keep) - 100
+    assert len(set(found)) == len(found)
+    assert (int(right[found].sum()), int((~right[found]).sum())) == expected
+
+
+def test_roc_prefers_clean_calls_among_right_ones_alone():
+    """Shares of 2,000 draws against the probabilities: of two right ones by their penalties, of two wrong ones equal."""
+    penalty = np.array([0.0, 0.5, 0.0, 1.0])
+    weight, right = 1.0 / (penalty + SOFTEN), np.array([True, True, False, False])
+    count = np.zeros(4)
+    for seed in range(2000):
+        count[choose(np.random.default_rng(seed), np.arange(4), right, weight, 0.5)] += 1
+    expected = np.array([weight[0] / weight[:2].sum(), weight[1] / weight[:2].sum(), 0.5, 0.5])
+    np.testing.assert_allclose(count / 2000, expected, atol=4 * 0.5 / 2000**0.5)
+
+
+# ---------------------------------------------------------------------------------------------------- learned attribution
+@pytest.mark.parametrize("rows_of", ["trajectory", "turn"])
+def test_spa_shares_out_the_final_reward_as_its_estimator_says(rows_of):
+    segments = conversations(rows_of)
+    rows, algorithm = joined_rows(segments), SPA(SPAConfig(**CLIP), **BOTH)
+    now, old, value, moved = (rows[k][rows["loss_mask"]].double().numpy() for k in ("now", "logprob", "value", "moved"))
+    groups = by_hand(segments)
+    finals = [reward for rewards in REWARDS for reward in rewards]
+    every = [trajectory for members in groups for trajectory in members]
+    for trajectory, final in zip(every, finals, strict=True):
+        trajectory[-1]["r"] -= final
+        said = [value[u["at"][-1]] for u in trajectory]
+        for u, c in zip(trajectory, said, strict=True):
+            u["s"] = c + (final - sum(said)) / len(said) + u["r"]
+    for members in groups:
+        shared = np.array([u["s"] for trajectory in members for u in trajectory])
+        for trajectory in members:
+            for t, u in enumerate(trajectory):
+                u["A"] = sum((v["s"] - shared.mean()) / shared.std(ddof=1) for v in trajectory[t:])
+    found, gradient = learned(algorithm, rows, 60)
+    assert found == pytest.approx(paper("spa", groups, now, old), rel=1e-5)
+    np.testing.assert_allclose(gradient, slopes(lambda x: paper("spa", groups, x, old), now), rtol=1e-4, atol=1e-6)
+
+    def miss(x):
+        gaps = [sum(x[u["at"][-1]] for u in trajectory) - final for trajectory, final in zip(every, finals, strict=True)]
+        return 0.5 * sum(gap**2 for gap in gaps) / len(gaps)
+
+    rows["later"] = rows["value"] + rows["moved"]
+    found, gradient = learned(algorithm, rows, 60, "progress", "value", "later")
+    assert found == pytest.approx(miss(value + moved), rel=1e-5)
+    np.testing.assert_allclose(gradient, slopes(miss, value + moved), rtol=1e-4, atol=1e-6)
+
+
+def test_spa_of_completions_is_grpo():
+    rows = join_rows([group(np.random.default_rng(0), [1.0, 0.0, 0.5])])
+    rows["value"] = torch.randn(len(rows["tokens"]), generator=torch.Generator().manual_seed(0))
+    both = {"channels": {"exact": 1.0}}
+    found, wanted = (
+        made.annotate(rows, SingleProcess())["advantage"] for made in (SPA(SPAConfig(), **both), GRPO(GRPOConfig(), **both))
+    )
+    torch.testing.assert_close(found, wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ from world_players import ODD, SPEAK, as_message, at_random, by_script, make, pl
 
 from runnel.core.contracts.chat import HasLane, HasScript, HasState, HasTasks
 from runnel.core.errors import ConfigError, DataError
+from runnel.llm.tasks.reverse import make_reverse
 from runnel.llm.worlds import WORLDS, make_world
 
 NAMES = sorted(WORLDS)
@@ -30,6 +32,21 @@ def test_every_world_has_a_random_player_here():
 def test_a_world_offers_all_that_it_can(name):
     world = make(name)
     assert all(isinstance(world, kind) for kind in (HasLane, HasTasks, HasState, HasScript))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_script_needs_no_more_tokens_than_the_world_says(name):
+    """Counted in letters and one token more for the end: no tokenizer that we have needs more."""
+    world = make(name)
+    for task in some_tasks(world):
+        world.reset(task, seed=0)
+        said = world.script()
+        text = said if isinstance(said, str) else json.dumps(said["tool_calls"][0]["function"])
+        assert len(text) + 1 <= world.max_tokens, text
+
+
+def test_retry_needs_what_its_task_needs():
+    assert make("retry").max_tokens == make_reverse(num_words=5, num_eval=5).max_tokens
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -190,23 +207,31 @@ def test_an_option_out_of_its_bounds_is_refused(name, option, value):
         make_world(name, **{option: value})
 
 
-@pytest.mark.parametrize(
-    ("name", "scripted", "random_most"),
-    [
-        ("guess", 1.0, 0.2),
-        ("calculator", 1.0, 0.05),
-        ("frozenlake", 1.0, 0.3),
-        ("maze", 1.0, 0.7),
-        ("search", 1.0, 0.05),
-        ("sokoban", 1.0, 0.5),
-        ("twenty_questions", 1.0, 0.5),
-        ("wordle", 0.9, 0.2),
-    ],
-)
-def test_scripts_win_and_random_players_do_not(name, scripted, random_most):
-    world = make(name)
-    tasks = world.tasks()[0][:40]
-    won = fmean(play(world, task, i, by_script).total.get("reward", 0.0) for i, task in enumerate(tasks))
-    lost = fmean(play(world, task, i, at_random(name, i)).total.get("reward", 0.0) for i, task in enumerate(tasks))
-    assert won >= scripted
-    assert lost <= random_most
+def rows_of_success():
+    """Name, options and the figures of each row of the page's second table."""
+    page = (Path(__file__).parents[3] / "docs/guides/worlds.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    for what, *figures in (row for row in rows if row[3][:1].isdigit()):
+        name, *options = what.replace("`", "").split(", ")
+        yield name, {k: ast.literal_eval(v) for k, v in (o.split("=") for o in options)}, figures
+
+
+def earned(total):
+    """The channel that says whether it was right."""
+    return next((total[channel] for channel in ("right", "exact", "reward") if channel in total), 0.0)
+
+
+def test_the_page_has_a_row_of_success_for_every_world():
+    assert {name for name, _, _ in rows_of_success()} == set(NAMES)
+
+
+@pytest.mark.parametrize(("name", "options", "figures"), rows_of_success(), ids=str)
+def test_scripts_and_random_players_come_as_far_as_the_page_says(name, options, figures):
+    world = make(name, **options)
+    train = world.tasks()[0]
+    tasks = [train[i % len(train)] for i in range(200)]
+    scripted = [play(world, task, i, by_script) for i, task in enumerate(tasks)]
+    by_chance = [play(world, task, i, at_random(name, i)) for i, task in enumerate(tasks)]
+    sizes = [len(p.turns) - 1 + len(p.calls) for p in scripted]
+    won = [fmean(earned(p.total) for p in some) for some in (scripted, by_chance)]
+    assert figures == [f"{fmean(sizes):.1f}, {max(sizes)}", f"{won[0]:.3f}", f"{won[1]:.3f}"]

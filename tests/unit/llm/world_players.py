@@ -41,9 +41,9 @@ OPTIONS = {"retry": {"task": make_reverse(num_words=200, num_eval=50)}}
 Speak = Callable[[Any], "str | Mapping[str, Any]"]
 
 
-def make(name: str) -> Any:
+def make(name: str, **options: Any) -> Any:
     """A world as it is, except that the task of `retry` is a small one, made once."""
-    return make_world(name, **OPTIONS.get(name, {}))
+    return make_world(name, **OPTIONS.get(name, {}), **options)
 
 
 @dataclass

@@ -22,7 +22,14 @@ from runnel.track.history import load_history
 
 
 def talk(value: float, turns: int, *, passed: bool, errors: dict[str, int] | None = None, reason: str = "terminated") -> Any:
-    told = {"turns": turns, "context": 300 * turns, "reason": reason, "tool_calls": 2, "tool_errors": errors or {}}
+    told = {
+        "turns": turns,
+        "context": 300 * turns,
+        "prefilled": 100,
+        "reason": reason,
+        "tool_calls": 2,
+        "tool_errors": errors or {},
+    }
     return {"return": value, "passed": passed, "env_s": 3.0, "engine_s": 1.0, **told}
 
 
@@ -53,6 +60,7 @@ def test_the_tables_of_a_run(tmp_path: Path) -> None:
         ["mean return", 0.875, 1.5],
         ["turns", 3.75, 2.0],
         ["longest row in tokens", 1125.0, 600.0],
+        ["tokens prefilled", 100.0, 100.0],
         ["tool calls", 2.0, 2.0],
         ["tool errors", 1.0, 0.5],
         ["share of time in tools and environment", 0.75, 0.75],
@@ -89,6 +97,23 @@ def test_the_report_of_a_run_has_them_as_html_and_csv_and_markdown(tmp_path: Pat
     assert "| 2 | 2 | 1 | 1.5 | 2 | 1 | 1.5 |" in text
 
 
+def test_the_report_shows_the_first_and_the_last_conversations(tmp_path: Path) -> None:
+    run = made_run(tmp_path, 1.0)
+    call = {"function": {"name": "add", "arguments": {"a": "</pre><b>"}}}
+    turns = [{"rewards": {"win": 0.25}, "duration_s": 0.5, "engine_s": 75.0}]
+    for number in range(9):
+        said = [{"role": "assistant", "content": f"I am {number}.", "turn": 0, "tool_calls": [call]}, "broken"]
+        said += [{"role": "tool", "name": "add", "content": "x" * 2100, "turn": 7}]
+        row = {"messages": said, "turns": turns, "return": 0.25, "reason": "turns", "version": number}
+        with run.conversations.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    page = write_report([run.path]).read_text()
+    assert [number for number in range(9) if f"I am {number}." in page] == [0, 1, 2, 6, 7, 8]
+    assert "assistant · turn 1 · win 0.25 · 1:15 in the engine · 0.5 s in the environment" in page
+    assert "add({&quot;a&quot;: &quot;&lt;/pre&gt;&lt;b&gt;&quot;})" in page
+    assert "(100 more characters)" in page
+
+
 def test_a_run_without_conversations_says_nothing_of_them(tmp_path: Path) -> None:
     run = made_run(tmp_path, 1.0)
     assert conversation_tables(load_history(run.path)) == []
@@ -120,6 +145,7 @@ def test_groups_are_compared_by_the_last_quarter_of_their_runs(tmp_path: Path) -
         "mean return": over_seeds([1.0, 2.0]),
         "turns": over_seeds([2.0, 4.0]),
         "longest row in tokens": over_seeds([600.0, 1200.0]),
+        "tokens prefilled": over_seeds([100.0, 100.0]),
         "tool calls": over_seeds([2.0, 2.0]),
         "tool errors": over_seeds([0.0, 0.0]),
         "share of time in tools and environment": over_seeds([0.75, 0.75]),

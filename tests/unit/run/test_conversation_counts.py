@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from test_run_ledger import episode, ledger_of, rows_of, update
 
+from runnel.run.checkpoint import read_part, write_parts
 from runnel.track.conversations import MOST_KINDS, OTHER, ConversationLog, Counts, TurnCounts, counts_in
 
 
@@ -96,7 +97,8 @@ def test_tools_that_make_up_kinds_do_not_make_rows_longer(tmp_path: Path) -> Non
 def test_a_resume_goes_on_where_the_checkpoint_was(tmp_path: Path) -> None:
     ledger, _ = ledger_of(tmp_path, log_every=2)
     ledger.add([whole(1), talk(1.0, 2, tool_errors={"raised": 1}), update(1)])
-    state = ledger.snapshot()
+    write_parts(tmp_path, {"ledger": ledger.snapshot()})
+    state = read_part(tmp_path, "ledger")
     later = [talk(0.0, 3, reason="turns"), whole(2), update(2)]
     ledger.add(later)
     expected = (rows_of(tmp_path), rows_of(tmp_path, "conversations"))

@@ -34,7 +34,7 @@ TEXT: dict[str, Any] = {
 ROLLOUTS = {**TEXT, "num_prompts": 2, "group_size": 3}
 GROUPS = {
     **dict(zip(*[("grpo", "dapo", "gspo", "rloo", "reinforce", "remax", "aipo", "decoupled")] * 2, strict=True)),
-    **dict(zip(*[("gigpo", "turn_ppo", "loop")] * 2, strict=True)),
+    **dict(zip(*[("gigpo", "turn_ppo", "loop", "grpo_roc", "spa")] * 2, strict=True)),
     "dr_grpo": "grpo",
     "token_ppo": "ppo",
     "online_dpo": "dpo",
@@ -139,6 +139,7 @@ TRIES: dict[str, Try] = {
     "decoupled.behaviour_low": Try(0.99, {**STEPS, "total_updates": 4}),
     "decoupled.behaviour_high": Try(1.01, {**STEPS, "total_updates": 4}),
     "ppo.value_clip": Try(1e-3, STEPS | {"learner.critic_lr": 0.1}),
+    "grpo_roc.pass_reward": Try(0.0),
     "turn_ppo.value_clip": Try(1e-3, STEPS | {"learner.critic_lr": 0.1}),
     "loop.ratio": Try("trajectory", {"loop.clip_high": 0.01, **STEPS}),
 }

@@ -33,7 +33,7 @@ class Board(TeamWorld, ArrayEnv):
         num_moves = width if falls else cells
         action = ActionSpec("discrete", num_actions=num_moves)
         agent = EnvSpec({"obs": ArraySpec((2 * cells,))}, action, has_mask=True)
-        self.spec = TeamSpec({"player_0": agent, "player_1": agent})
+        self.spec = TeamSpec({"player_0": agent, "player_1": agent}, zero_sum=True)
         paid = [[[0.0, 0.0], [1.0, -1.0], [-1.0, 1.0]], [[0.0, 0.0], [-1.0, 1.0], [1.0, -1.0]]]
         self._constants = Constants(
             lines=lines(height, width, length),

@@ -49,7 +49,7 @@ class MatrixGame(TeamWorld, ArrayEnv):
         obs = {"obs": ArraySpec((size,))}
         names = [f"player_{i}" if num_agents == 2 and not shared else f"agent_{i}" for i in range(num_agents)]
         specs = [EnvSpec(obs, ActionSpec("discrete", num_actions=n)) for n in choices]
-        self.spec = TeamSpec(dict(zip(names, specs, strict=True)))
+        self.spec = TeamSpec(dict(zip(names, specs, strict=True)), zero_sum=not table.sum(0).any())
         self._kinds, self._num = self.spec.kinds, num_agents
         # the table as a list over joint choices, and how far a choice of each agent moves in it
         strides = [int(np.prod(choices[i + 1 :])) for i in range(num_agents)]

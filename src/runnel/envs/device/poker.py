@@ -45,7 +45,7 @@ class Poker(TeamWorld, ArrayEnv):
         self._num_cards, public = num_cards, num_cards if num_rounds > 1 else 0
         size = 2 + num_cards + public + num_rounds * moves_of_round * bits.shape[1]
         agent = EnvSpec({"obs": ArraySpec((size,))}, ActionSpec("discrete", num_actions=num_moves), has_mask=True)
-        self.spec = TeamSpec(dict.fromkeys(PLAYERS, agent))
+        self.spec = TeamSpec(dict.fromkeys(PLAYERS, agent), zero_sum=True)
         open_moves = np.array([[move in (n.after or ()) for move in range(num_moves)] for n in tree])
         self._constants = Constants(
             after=np.array([[_after(n, move) for move in range(num_moves)] for n in tree]),

@@ -14,7 +14,7 @@ from runnel.core.state import Array, State
 from runnel.envs.device.base import Leaves
 from runnel.envs.device.numpy_engine import columnwise, plain
 from runnel.envs.device.team import TensorTeamEnv, in_numpy
-from runnel.envs.spaces import MASK, Action, Info, Obs
+from runnel.envs.spaces import MASK, ZERO_SUM, Action, Info, Obs
 
 ByAgent = dict[str, Any]
 
@@ -25,12 +25,11 @@ class TeamView:
     Legal moves come in `infos[agent]["action_mask"]`. The global state, if there is one, is `state()`.
     """
 
-    metadata: Mapping[str, Any] = {"name": "tensor_team", "render_modes": []}
-
     def __init__(self, env: TensorTeamEnv) -> None:
         from gymnasium import spaces
 
         self.world, self._env = env, in_numpy(env)
+        self.metadata = {"name": "tensor_team", "render_modes": [], ZERO_SUM: env.spec.zero_sum}
         self.possible_agents = list(env.spec.agents)
         self.agents: list[str] = []
         self._places = _places(env)

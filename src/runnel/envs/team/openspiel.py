@@ -19,7 +19,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.rng import make_rng, rng_state, set_rng_state
 from runnel.core.state import Array, State
-from runnel.envs.spaces import MASK, Action, Info, Obs
+from runnel.envs.spaces import MASK, ZERO_SUM, Action, Info, Obs
 
 PREFIX = "openspiel:"
 _INSTALL = 'needs the package open_spiel: pip install "runnel[games]"'
@@ -157,13 +157,19 @@ class _Table:
         return seen, {player: spaces.Discrete(self.num_actions) for player in self.players}, together
 
 
+def _about(game: Any) -> dict[str, Any]:
+    """What PettingZoo's environments say of themselves, and whether one wins what the others lose."""
+    kind = game.get_type()
+    return {"name": kind.short_name, "render_modes": [], ZERO_SUM: kind.utility == kind.Utility.ZERO_SUM}
+
+
 class SpielTurns(AECEnv):  # type: ignore[misc]
     """A game in turns, with PettingZoo's AEC API."""
 
     def __init__(self, game: Any) -> None:
         super().__init__()
         self.table = _Table(game)
-        self.metadata = {"name": game.get_type().short_name, "render_modes": [], "is_parallelizable": False}
+        self.metadata = {**_about(game), "is_parallelizable": False}
         self.possible_agents = list(self.table.players)
         self.observation_spaces, self.action_spaces, self.state_space = self.table.spaces()
         self.agents: list[str] = []
@@ -234,7 +240,7 @@ class SpielAtOnce(ParallelEnv):  # type: ignore[misc]
 
     def __init__(self, game: Any) -> None:
         self.table = _Table(game)
-        self.metadata = {"name": game.get_type().short_name, "render_modes": []}
+        self.metadata = _about(game)
         self.possible_agents = list(self.table.players)
         self.observation_spaces, self.action_spaces, self.state_space = self.table.spaces()
         self.agents: list[str] = []

@@ -17,7 +17,7 @@ from runnel.core.spaces import TeamSpec
 from runnel.core.user_code import frames
 from runnel.core.worker import progressed
 from runnel.envs.rewind import Stateful
-from runnel.envs.spaces import MASK, Action, Info, Obs, env_spec
+from runnel.envs.spaces import MASK, ZERO_SUM, Action, Info, Obs, env_spec
 from runnel.envs.team.turns import TakesTurns, TurnsEnv
 
 NEEDED = ("possible_agents", "reset", "step", "observation_space", "action_space")
@@ -66,7 +66,9 @@ class ParallelEnv:
             said = f"environment {self.name!r} raised {type(error).__name__} at its first reset: {error}"
             raise DataError(f"{said}{frames(error)}") from error
         spaces = {agent: (self.env.observation_space(agent), self.env.action_space(agent)) for agent in self.agents}
-        return TeamSpec({agent: env_spec(*both, has_mask=MASK in infos.get(agent, {})) for agent, both in spaces.items()})
+        specs = {agent: env_spec(*both, has_mask=MASK in infos.get(agent, {})) for agent, both in spaces.items()}
+        metadata = getattr(self.env, "metadata", None)
+        return TeamSpec(specs, zero_sum=isinstance(metadata, Mapping) and bool(metadata.get(ZERO_SUM, False)))
 
     def reset(self, *, seed: int) -> tuple[dict[str, Obs], dict[str, Info]]:
         found = self.env.reset(seed=seed)

@@ -49,6 +49,7 @@ class TurnsEnv:
 
     def __init__(self, env: Any) -> None:
         self.env = env
+        self.metadata = getattr(env, "metadata", None) or {}
         self.possible_agents = tuple(env.possible_agents)
         self.agents: list[str] = []
         """The one that decides next; nobody once all have left. Kept, because wrappers of PettingZoo are slow to ask."""

@@ -71,7 +71,8 @@ class Component:
     `loss(part, denominator)` divides by `denominator/<name>` of the global batch (`denominator` names another's). `uses` says
     which model it trains. `metrics` names what it shows. It trains from the algorithm's batch number `start` on. With
     `by_advantage`, tokens whose advantage is 0 have no gradient. `tempered`: log-probabilities are those of what rollouts were
-    sampled from, at their temperature; otherwise the model's own, at 1.
+    sampled from, at their temperature; otherwise the model's own, at 1. With `by_denominator` the metrics are means over the
+    denominator, otherwise over the component's tokens.
     """
 
     loss: Callable[[Part, float], Loss]
@@ -83,6 +84,7 @@ class Component:
     start: int = 0
     by_advantage: bool = False
     tempered: bool = True
+    by_denominator: bool = False
 
 
 class Algorithm(Protocol):
@@ -180,9 +182,8 @@ class PolicyConfig:
     entropy_coef: float = bounded(0.0, at_least=0)
     """Weight of the entropy bonus."""
     duration_power: float = bounded(0.0, at_least=0)
-    """In conversations, the gradient of a turn is multiplied by its duration (of tools and environment) to this power, over the
-    batch's mean of that. 1: asynchronous runs, which see quick turns more often, do not favour them. 0: all turns count
-    alike."""
+    """Turns of conversations count by their duration (of tools and environment) to this power, over the batch's mean of it; 0:
+    all alike."""
 
     def unused(self) -> dict[str, str]:
         """Settings that the algorithm, as it is set, does not read, and why."""

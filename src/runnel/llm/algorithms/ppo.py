@@ -75,7 +75,8 @@ class TokenPPO(PolicyAlgorithm):
         """Those of every policy algorithm, after the critic's warm-up, and the critic's own."""
         start = self.config.critic_warmup
         policy = {name: replace(component, start=start) for name, component in super().components.items()}
-        return policy | {"value": Component(self._value_loss, uses="value", metrics=("value/mean", "value/return"))}
+        shown = ("value/mean", "value/return")
+        return policy | {"value": Component(self._value_loss, uses="value", metrics=shown, by_denominator=True)}
 
     def loss(self, part: Part, denominator: float) -> Loss:
         return clipped_loss(part, denominator, self.config)

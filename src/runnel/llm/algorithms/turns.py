@@ -51,6 +51,11 @@ class Turns:
         """The last turn of each trajectory; -1 for one without turns. `[B]`"""
         return last_of_row(torch.ones(len(self), dtype=torch.bool), self.owner, self.num_trajectories)
 
+    def ends(self, mask: Tensor) -> Tensor:
+        """The place of each turn's last trained token; `first` where none is trained. `[U]`"""
+        places = mask.nonzero().squeeze(1)
+        return self.first.scatter_reduce(0, self.token[places], places, "amax")
+
     def trained(self, mask: Tensor) -> Tensor:
         """Whether any token of a turn is trained. `[U]`"""
         return turn_sum(mask.float(), self.token, len(self)) > 0

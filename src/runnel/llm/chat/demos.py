@@ -41,7 +41,7 @@ class Script:
         seed = int(given) if isinstance(given, int) else make_seed(self._seed, "script", number)
         try:
             turns = checked_turns(game, call(game.reset, (self._task.settings(example),), {"seed": seed}), self._channels)
-            new, over = list(turns[AGENT].messages), turns[AGENT].over
+            new, over = list(turns[AGENT].heard), turns[AGENT].over
             while not over and len(said.turns) < self._max_turns:
                 messages += new
                 said.ask(self._prompts.prompt(said, messages, new, toolbox.schemas))
@@ -54,8 +54,8 @@ class Script:
                     new = [toolbox.answer(one, call(toolbox.target(one), (), {}))[0] for one in heard["tool_calls"]]
                     continue
                 turns = checked_turns(game, call(game.step, ({AGENT: self._prompts.heard(heard)},), {}), self._channels)
-                new, over = list(turns[AGENT].messages), turns[AGENT].over
-                total += sum(self._channels[name] * value for name, value in turns[AGENT].rewards.items())
+                new, over = list(turns[AGENT].heard), turns[AGENT].over
+                total += sum(self._channels[name] * value for name, value in turns[AGENT].earned.items())
             return said.rows[0], total
         finally:
             toolbox.close()

@@ -21,9 +21,8 @@ ONE_CHANNEL: Mapping[str, float] = {"reward": 1.0}
 class Alone:
     """A `ChatEnv` as the `ChatGame` that it is: one with a single agent."""
 
-    agents = (AGENT,)
-
     def __init__(self, env: ChatEnv) -> None:
+        self.agents: Sequence[str] = (AGENT,)
         self.env = env
 
     def reset(self, task: Settings, *, seed: int) -> Mapping[str, Turn] | Awaitable[Mapping[str, Turn]]:
@@ -34,7 +33,7 @@ class Alone:
 
 
 def _alone(turn: Turn | Awaitable[Turn]) -> Mapping[str, Turn] | Awaitable[Mapping[str, Turn]]:
-    return _waited(turn) if inspect.isawaitable(turn) else {AGENT: turn}  # type: ignore[dict-item]
+    return _waited(turn) if inspect.isawaitable(turn) else {AGENT: turn}
 
 
 async def _waited(turn: Awaitable[Turn]) -> Mapping[str, Turn]:
@@ -115,7 +114,7 @@ def checked_turns(game: ChatGame, turns: object, channels: Mapping[str, float]) 
             raise DataError(f"the environment gave {type(turn).__name__} instead of a Turn" + _by_agent(game))
         if agent not in game.agents:
             raise DataError(f"the environment gave a Turn to {agent!r}; its agents are {', '.join(game.agents)}")
-        if unknown := sorted(set(turn.rewards) - set(channels)):
+        if unknown := sorted(set(turn.earned) - set(channels)):
             fix = f"the environment has {', '.join(channels)}; name it in its attribute `rewards`"
             raise DataError(f"reward channel {unknown[0]!r} is unknown: {fix}")
     return dict(turns)
@@ -127,5 +126,5 @@ def _by_agent(game: ChatGame) -> str:
 
 def plain_turns(turns: Mapping[str, Turn]) -> str:
     """What turns say, as one text: two plays that went alike have the same."""
-    said = {a: [list(t.messages), dict(t.rewards), t.terminated, t.truncated, t.key] for a, t in turns.items()}
+    said = {a: [list(t.heard), dict(t.earned), t.terminated, t.truncated, t.key] for a, t in turns.items()}
     return json.dumps(said, sort_keys=True, default=repr)

@@ -73,8 +73,8 @@ class NativeEngine(QueuedEngine):
     them again (`"recompute"`). In the process of a learner that publishes its own tensors, nothing is copied.
 
     With `keep_prefixes`, the rows of conversations (requests with a `session`) stay in free slots for the next turn
-    (`kept.py`); `abort` of a request that was answered frees its slot. A prompt whose beginning was decoded gives other bits than one that
-    is computed at once, so with `fixed_shapes` nothing is kept. Kept prefixes are part of a snapshot.
+    (`kept.py`). `abort` of a request that was answered frees its slot. A prompt whose beginning was decoded gives other bits
+    than one that is computed at once, so with `fixed_shapes` nothing is kept. Kept prefixes are part of a snapshot.
     """
 
     _running: list[Running]

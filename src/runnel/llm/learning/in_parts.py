@@ -99,9 +99,10 @@ class TokenLearnerInParts(TokenLearner):
         return self._finished(batch, [metrics], rates)
 
     def _divided(self, active: Mapping[str, Any], counts: Metrics) -> dict[str, Tensor]:
-        """Sums over parts, as the metrics of the whole batch: a loss over its divisor, others over the tokens of theirs."""
+        """Sums over parts, as the metrics of the whole batch: a loss over its divisor, others over theirs."""
         over = {f"loss/{name}": counts[name] for name in active}
-        over |= {metric: counts[f"tokens/{name}"] for name, c in active.items() for metric in c.metrics}
+        divisor = {name: counts[name if c.by_denominator else f"tokens/{name}"] for name, c in active.items()}
+        over |= {metric: divisor[name] for name, c in active.items() for metric in c.metrics}
         return {name: total / over[name] if name in over else total for name, total in self._sums.items()}
 
     def _compare(self, annotated: Sequence[Batch]) -> None:

@@ -82,7 +82,11 @@ def find_messages(texts: Sequence[str], control: Iterable[int]) -> list[State]:
     [{'role': '', 'start': 0, 'said': 0, 'end': 1}, {'role': 'user', 'start': 1, 'said': 4, 'end': 6}]
     """
     places = set(control)
-    opened = [(place, *found) for place in sorted(places) if (found := _role_at(texts, place, places))]
+    opened: list[tuple[int, str, int]] = []
+    for place in sorted(places):
+        inside = bool(opened) and place < opened[-1][2]  # a header may have several control tokens, and names one role
+        if not inside and (found := _role_at(texts, place, places)):
+            opened.append((place, *found))
     starts = [*([(0, "", 0)] if not opened or opened[0][0] > 0 else []), *opened]
     ends = [*(start for start, _, _ in starts[1:]), len(texts)]
     parts = zip(starts, ends, strict=True)
@@ -99,7 +103,7 @@ def _role_at(texts: Sequence[str], place: int, control: set[int]) -> tuple[str, 
         name += texts[at]
         at += 1
     role = SPOKEN_AS.get(name.strip().lower())
-    if role is None or not (at in control or "\n" in name):
+    if role is None or not (at == len(texts) or at in control or "\n" in name):
         return None
     while at < len(texts) and (at in control or not texts[at].strip()) and at <= place + LONGEST_HEAD:
         at += 1

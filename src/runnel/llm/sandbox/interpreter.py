@@ -97,26 +97,26 @@ class Interpreter:
         self._most = output_kb << 10
         self._room = ExitStack()
         self._fds: list[int] = []
+        self._status, status = socket.socketpair()
         self._number = 0
         self._first = b""
         self.facts: State = {}
         with ExitStack() as undo:
             undo.callback(self._release)
             folder = self._room.enter_context(sandbox_folder())
-            theirs = [self._pipe(reads=reads) for reads in (True, False, True, True)]
-            try:
-                zygote.fork(folder, theirs)
-            finally:
-                for fd in theirs:
-                    os.close(fd)
+            with ExitStack() as theirs:
+                theirs.callback(status.close)
+                pipes = [self._pipe(theirs, reads=reads) for reads in (False, True, True)]
+                zygote.fork(folder, [status.fileno(), *pipes])
             undo.pop_all()
 
-    def _pipe(self, *, reads: bool) -> int:
+    def _pipe(self, theirs: ExitStack, *, reads: bool) -> int:
         """Make a pipe, keep the end that this process `reads` or writes, which never waits, and return the other."""
-        ours, theirs = os.pipe() if reads else os.pipe()[::-1]
-        os.set_blocking(ours, False)
+        ours, other = os.pipe() if reads else os.pipe()[::-1]
+        theirs.callback(os.close, other)
         self._fds.append(ours)
-        return theirs
+        os.set_blocking(ours, False)
+        return other
 
     # --------------------------------------------------------------------------------------------------------- its start
     def wait_ready(self) -> bool:
@@ -130,12 +130,11 @@ class Interpreter:
 
     def _read_status(self, deadline: float) -> bool:
         """Read more of what its trusted processes say; False at the end, or if nothing comes."""
-        status = self._fds[0]
         poll = select.poll()
-        poll.register(status, select.POLLIN)
+        poll.register(self._status, select.POLLIN)
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
             return False
-        data = os.read(status, CHUNK)
+        data = self._status.recv(CHUNK)
         self._first += data
         return bool(data)
 
@@ -143,10 +142,10 @@ class Interpreter:
     def has_ended(self) -> bool:
         """Whether its end of the answers is closed."""
         poll = select.poll()
-        poll.register(self._fds[2], 0)
+        poll.register(self._fds[1], 0)
         return bool(poll.poll(0))
 
-    def exchange(self, code: str, timeout_s: float, cpu_s: int) -> Exchanged:
+    def exchange(self, code: str, timeout_s: float, *, cpu_s: int) -> Exchanged:
         """Send code, and wait for the answer: at most `timeout_s` and `GRACE_S`."""
         self._number += 1
         self._take_output(_Output(0))  # what threads of earlier calls have printed since
@@ -156,7 +155,7 @@ class Interpreter:
         return Exchanged(exchange.answer, end, exchange.output.text(), why)
 
     def _exchange(self, exchange: _Exchange, deadline: float) -> tuple[End, str]:
-        _, asked, said, output = self._fds
+        asked, said, output = self._fds
         poll = select.poll()
         poll.register(asked, select.POLLOUT)
         for fd in (said, output):
@@ -177,7 +176,7 @@ class Interpreter:
     def _take_output(self, output: _Output) -> None:
         """Take what has been printed already, of a thread that goes on printing at most 16 MB."""
         for _ in range(256):
-            if not output.take(self._fds[3], wait=False):
+            if not output.take(self._fds[2], wait=False):
                 return
 
     # ------------------------------------------------------------------------------------------------------------ the end
@@ -186,8 +185,9 @@ class Interpreter:
         if not self._fds:
             return {}
         deadline = time.monotonic() + GONE_S
-        os.close(self._fds[1])
-        self._fds[1] = -1
+        with suppress(OSError):  # it has ended already
+            # not `close`: that would change nothing while a fork of this process has the descriptor too
+            self._status.shutdown(socket.SHUT_WR)
         while self._read_status(deadline):
             pass
         facts: State = {}
@@ -200,16 +200,16 @@ class Interpreter:
     def _wait_for_all(self, deadline: float) -> None:
         """Wait until the last process has closed the pipe of the output: then none of them runs any more."""
         poll = select.poll()
-        poll.register(self._fds[3], select.POLLIN)
+        poll.register(self._fds[2], select.POLLIN)
         while (left := deadline - time.monotonic()) > 0 and poll.poll(left * 1e3):
-            if not os.read(self._fds[3], CHUNK):
+            if not os.read(self._fds[2], CHUNK):
                 return
 
     def _release(self) -> None:
         fds, self._fds = self._fds, []
         for fd in fds:
-            if fd >= 0:
-                os.close(fd)
+            os.close(fd)
+        self._status.close()
         self._room.close()
 
 
@@ -287,15 +287,10 @@ def _is_answer(message: object) -> bool:
     return message[1] in ANSWERS and all(isinstance(text, str) for text in message[1:])
 
 
-def refuse(interpreter: Interpreter, zygote: Zygote, *, weaker: bool) -> None:
-    """Raise a `ConfigError` if the interpreter could not be confined."""
-    facts = interpreter.facts
-    broken = facts.get("broken", {})
-    if facts and (weaker or not broken):
-        return
+def refuse(interpreter: Interpreter) -> None:
+    """End an interpreter that could not be confined, and raise a `ConfigError`."""
+    broken = interpreter.facts["broken"]
     interpreter.end()
-    if not facts:
-        raise ConfigError("sandbox", "session", f"its process ended before it was confined: {zygote.why()[-300:]}")
     lines = "; ".join(f"{promise} ({reason})" for promise, reason in broken.items())
     fix = f"this machine cannot keep its promises: {lines}. Use another machine, or allow_weaker=True for code you trust"
     raise ConfigError("sandbox", sorted(broken), fix)

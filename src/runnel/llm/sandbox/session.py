@@ -36,7 +36,7 @@ SessionStatus = Literal["ok", "failed", "timeout", "output", "memory", "died"]
 LONGEST_CODE = 1 << 20
 """Most characters of the code of one call."""
 FDS = 5
-"""Descriptors of this process that a session takes: four pipes, and its folder's lock."""
+"""Descriptors of this process that a session takes: a socket, three pipes, and its folder's lock."""
 SPARE_FDS = 256
 """Descriptors that are left to the rest of this process."""
 TRIES = 3
@@ -58,10 +58,11 @@ class SessionConfig(SandboxConfig):
     """Most that all files of a session together may take (where namespaces are available)."""
     threads: int = bounded(32, at_least=1)
     """Most threads (as in `SandboxConfig`)."""
-    output_kb: int = bounded(64, at_least=1, at_most=16384)
+    output_kb: int = bounded(64, at_least=1, at_most=4096)
     """Most that a call may print, and the longest text of a value. A call that prints more is interrupted."""
     preload: tuple[str, ...] = ()
-    """Modules that are imported once, before any session starts, and whose memory all sessions share. They run unconfined."""
+    """Modules that are imported once, before any session starts; all sessions share their memory. They are imported unconfined,
+    and what they have made by then (a generator of random numbers) is alike in all sessions."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class SandboxSession:
         if self._interpreter.has_ended():
             why = f"the interpreter {self._end()} since the last call; this code was not run. {self._lost()}"
             return SessionResult("died", error=why, lost_state=True)
-        found = self._interpreter.exchange(code, limit_s, math.ceil(self._left_s()) if self._cpu_s else 0)
+        found = self._interpreter.exchange(code, limit_s, cpu_s=math.ceil(self._left_s()) if self._cpu_s else 0)
         return self._killed(found, limit_s) if found.answer is None else self._answered(found.answer, found.printed, limit_s)
 
     def _answered(self, answer: list[str], printed: str, limit_s: float) -> SessionResult:
@@ -225,6 +226,10 @@ class SessionPool:
             raise
         with self._room:
             self._sessions.add(session)
+            closed = self._closed
+        if closed:  # meanwhile
+            session.close()
+            raise DataError("this pool of sessions is closed")
         return session
 
     def put_back(self, session: SandboxSession | None) -> None:
@@ -244,21 +249,23 @@ class SessionPool:
 
     def start(self) -> Interpreter:
         """A confined interpreter that has run nothing yet, for a session."""
-        for _ in range(TRIES):
+        why = ""
+        for _ in range(TRIES):  # the kernel may have killed one while it waited, or what they are forked from
             try:
                 with self._lock:
                     self._check_open()
                     interpreter, zygote = self._next()
-            except ZygoteLost:
+            except ZygoteLost as error:
+                why = str(error)
                 continue
-            if interpreter.wait_ready() and not interpreter.has_ended():
-                refuse(interpreter, zygote, weaker=self._config.allow_weaker)
-                return interpreter
-            refuse(interpreter, zygote, weaker=self._config.allow_weaker)
-            interpreter.end()  # the kernel may have killed it while it waited
-        raise ConfigError(
-            "sandbox", "session", f"its process was killed {TRIES} times before it ran anything; is memory short?"
-        )
+            if interpreter.wait_ready():
+                if interpreter.facts["broken"] and not self._config.allow_weaker:
+                    refuse(interpreter)
+                if not interpreter.has_ended():
+                    return interpreter
+            why = zygote.why()
+            interpreter.end()
+        raise ConfigError("sandbox", "session", f"its process ended before it was confined: {why[-300:] or 'is memory short?'}")
 
     def _next(self) -> tuple[Interpreter, Zygote]:
         """The interpreter that has waited longest; another is started in its place."""

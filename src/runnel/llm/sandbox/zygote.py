@@ -26,7 +26,7 @@ else:
     import child
     import confine
     import loop
-NUM_PIPES = 4
+NUM_FDS = 4
 LOOK_S = 1.0
 """Time between two looks whether the parent still lives. Usually its end of the socket closes first."""
 
@@ -45,21 +45,21 @@ def main(order_fd: int, control_fd: int) -> None:
     control.settimeout(LOOK_S)
     while os.getppid() == order["parent"]:
         try:
-            folder, extra, _, _ = control.recvmsg(4096, _socket.CMSG_SPACE(4 * NUM_PIPES))
+            folder, extra, _, _ = control.recvmsg(4096, _socket.CMSG_SPACE(4 * NUM_FDS))
         except TimeoutError:
             continue
         finally:
             reap()
         if not folder:
             break
-        pipes = [int.from_bytes(data[i : i + 4], sys.byteorder) for _, _, data in extra for i in range(0, len(data), 4)]
+        fds = [int.from_bytes(data[i : i + 4], sys.byteorder) for _, _, data in extra for i in range(0, len(data), 4)]
         if os.fork() == 0:
             try:
                 control.close()
-                first(order, folder.decode(), own, *pipes)
+                first(order, folder.decode(), own, *fds)
             finally:
                 os._exit(1)  # whatever happened, a fork must not take orders
-        for fd in pipes:
+        for fd in fds:
             os.close(fd)
     os._exit(0)  # the kernel kills the first process of each interpreter, and so all of it
 
@@ -98,16 +98,17 @@ def first(order: dict[str, Any], folder: str, zygote: int, status_fd: int, asked
 
 
 def second(config: dict[str, Any], took: dict[str, str], status_fd: int, asked_fd: int, said_fd: int) -> None:
-    """Pid 1: kills the interpreter when the parent closes the pipe of its questions, or ends; reports how it ended."""
+    """Pid 1: kills the interpreter when the parent shuts its end of the socket, or ends; reports how it ended."""
     confine.die_with_parent()
     confine.hide()
     pid = os.fork()
     if pid == 0:
         third(config, took, status_fd, asked_fd, said_fd)
+    os.close(asked_fd)
     os.close(said_fd)
     watch, ended = select.poll(), os.pidfd_open(pid)
     watch.register(ended, select.POLLIN)
-    watch.register(asked_fd, 0)  # with no events asked for, the kernel still says when the other end was closed
+    watch.register(status_fd, select.POLLIN)
     if ended not in dict(watch.poll()):
         os.kill(pid, confine.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -39,6 +39,7 @@ class Bandit(World):
     each has a right letter. Every message is one character. The module's text says why it is hard."""
 
     name = "bandit"
+    max_tokens = 4
 
     def __init__(
         self, *, arms: int = 8, rooms: int = 1, luck: float = 30.0, num_train: int = 10_000, num_eval: int = 256

@@ -25,6 +25,7 @@ class Calculator(World):
     """
 
     name = "calculator"
+    max_tokens = 128
 
     def __init__(
         self,

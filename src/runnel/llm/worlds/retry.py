@@ -48,6 +48,7 @@ class Retry(World):
         if data is not None and isinstance(task, TextTask):
             raise ConfigError("retry.data", data, "is for a task that is given by its name; this one is made already")
         self._task = task if isinstance(task, TextTask) else _made(task, data)
+        self.max_tokens = self._task.max_tokens
         self._max_tries = whole("retry.max_tries", max_tries, 1, 1000)
         self._right_at = share("retry.right_at", right_at, -1e9, 1e9)
         self._discount = share("retry.discount", discount, 0, 1)

@@ -42,6 +42,7 @@ class Search(World):
     """
 
     name = "search"
+    max_tokens = 128
 
     def __init__(self, *, people: int = 200, hops: int = 2, num: int = 3, max_chars: int = 1000) -> None:
         super().__init__()

@@ -75,13 +75,16 @@ def marked(guess: str, secret: str) -> str:
     >>> marked("crane", "react"), marked("allow", "label"), marked("geese", "eerie")
     ('YYG-Y', 'YYY--', '-GY-G')
     """
-    right = [g == s for g, s in zip(guess, secret, strict=True)]
-    left = Counter(s for s, hit in zip(secret, right, strict=True) if not hit)
+    left = [s for g, s in zip(guess, secret, strict=True) if g != s]
     marks = ""
-    for letter, hit in zip(guess, right, strict=True):
-        elsewhere = not hit and left[letter] > 0
-        left[letter] -= elsewhere
-        marks += HERE if hit else ELSEWHERE if elsewhere else NOWHERE
+    for letter, own in zip(guess, secret, strict=True):
+        if letter == own:
+            marks += HERE
+        elif letter in left:
+            left.remove(letter)
+            marks += ELSEWHERE
+        else:
+            marks += NOWHERE
     return marks
 
 

@@ -34,6 +34,8 @@ class World(ABC):
 
     name: ClassVar[str]
     lane: Lane = "inline"
+    max_tokens: int = 64
+    """Longest reply that the world needs, in tokens."""
 
     def __init__(self) -> None:
         self.now: State = {}

@@ -7,7 +7,7 @@ import { Run } from "./run.js";
 import { Study } from "./study.js";
 
 const KEYS = [
-  ["/", "search"], ["j k or ↓ ↑", "next, previous run"], ["x or space", "select a run"], ["Enter", "open it"], ["c s d", "curves, settings, difference"],
+  ["/", "search"], ["j k or ↓ ↑", "next, previous run; ↓ ↑ also in a list of conversations"], ["x or space", "select a run"], ["Enter", "open it"], ["c s d", "curves, settings, difference"],
   ["1 … 8", "parts of a run's page"], ["Esc", "back; in a chart: zoom out"], ["← →", "move along a focused chart (Shift: faster)"], ["t", "light or dark"], ["?", "this list"],
 ];
 const main = document.getElementById("main");

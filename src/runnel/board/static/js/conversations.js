@@ -43,7 +43,7 @@ export class Conversations {
   }
 
   pick(view, d) {
-    Object.assign(this, { view, number: null, drawn: "" });
+    Object.assign(this, { view, number: null, drawn: "", shown: null });
     fill(this.stage);
     this.update(d);
   }
@@ -86,11 +86,13 @@ export class Conversations {
     const has = PAINT.filter(([k]) => k === "none" || rows.some((r) => Array.isArray(r[k]) && r[k].some((v) => typeof v === "number")));
     const paint = has.some(([k]) => k === this.paint) ? this.paint : "none";
     const scale = scaleOf(paint, rows), states = countStates(rows), talks = rows.some((r) => Array.isArray(r.turns) && Array.isArray(r.messages));
+    const before = this.shown === g.number ? [...this.stage.querySelectorAll(".talkrow")].map((box) => box.open) : [true]; // another colour keeps what is open
+    this.shown = g.number;
     fill(this.stage,
       h("p", { class: "soft small" }, `trained at version ${whole(g.version)}${g.source ? ` · ${g.source}` : ""}${g.task_id >= 0 ? ` · task ${g.task_id}` : ""}`),
       h("h3", {}, "Prompt"), prompt(g, talks),
       h("div", { class: "controls" }, "colour by ", choice("colour", has, paint, (k) => { this.paint = k; kept.set("paint", k); this.draw(); }), h("span", { class: "soft small" }, EXPLAIN[paint], talks ? h("span", {}, `${EXPLAIN[paint] ? "; " : ""}faint: read, not trained on`) : null)),
-      h("div", { class: talks ? "completions long" : "completions" }, rows.map((row, i) => (talks ? trainedTalk(row, i, { states, span: (j) => span(row.tokens[j], row, j, paint, scale) }) : completion(row, i, paint, scale)))));
+      h("div", { class: talks ? "completions long" : "completions" }, rows.map((row, i) => (talks ? trainedTalk(row, i, { open: before[i], states, span: (j) => span(row.tokens[j], row, j, paint, scale) }) : completion(row, i, paint, scale)))));
   }
 }
 

@@ -28,9 +28,9 @@ export function said(role, title, text, body) {
 
 /* ------------------------------------------------------------------------------------------------ as the learner saw it */
 /** One trajectory of a group: `span(j)` is the element of token j. It is drawn when it is opened first. */
-export function trainedTalk(row, i, { span, states }) {
+export function trainedTalk(row, i, { open, span, states }) {
   const turns = row.turns ?? [], body = h("div", {}), errors = row.tool_errors ?? 0;
-  const box = h("details", { class: "completion talkrow", open: i === 0 },
+  const box = h("details", { class: "completion talkrow", open: open === true },
     h("summary", {}, [h("b", {}, `#${i + 1}`), h("span", { class: "n" }, `reward ${short(row.reward)}`), typeof row.advantage === "number" ? h("span", { class: row.advantage >= 0 ? "good" : "bad" }, `advantage ${short(row.advantage)}`) : null,
       h("span", { class: "soft" }, `${whole(turns.length)} ${turns.length === 1 ? "turn" : "turns"}`), row.tool_calls !== undefined ? h("span", { class: errors ? "warn" : "soft" }, `${whole(row.tool_calls)} tool calls, ${whole(errors)} failed`) : null,
       row.truncated ? h("span", { class: "warn" }, "cut") : null].map((part) => [part, " "])), body);
