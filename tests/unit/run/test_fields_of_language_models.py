@@ -58,6 +58,7 @@ BAND = {"filter.low": 0.2, "filter.high": 0.4, "filter.retry_after": 6}
 VISITS = {"filter.on": True, "total_updates": 10}
 MIX = {"task": "reverse", "tasks": ("a=field_tasks:make_task", "b=field_tasks:make_task")}
 BANDIT = {**MIX, "sources.pick": "ucb", "total_updates": 6}
+GAME = {"task": "reverse", "chat": "signal", "lm.max_positions": 128, "max_tokens": 4}
 USUAL_SIZES = {name: value for name, _, _, value in fields_of(registry.load_recipe("grpo").Config()) if name in SIZES}
 TRIES: dict[str, Try] = {
     "device": Try("cpu:0", seen="wired"),
@@ -78,6 +79,7 @@ TRIES: dict[str, Try] = {
     "placement.max_policy_workers": Try(3, {**LOCAL, "placement.policy_workers": 1}, seen="placed"),
     "task": Try("reverse"),
     "tasks": Try(MIX["tasks"], {"task": "reverse"}),
+    "agents": Try(("listener=frozen",), GAME),
     "sources.pick": Try("ucb", MIX),
     "sources.window": Try(1, BANDIT),
     "sources.temperature": Try(10.0, BANDIT),
