@@ -45,7 +45,7 @@ from runnel.run.live_settings import LiveSettings
 from runnel.run.room import check_disk
 from runnel.run.saved import client_of, open_run, params_of, serving, steps_at
 from runnel.run.session import Session, catch_signals, how_to_go_on, tell_job
-from runnel.run.stored import pin_agents, stored_params
+from runnel.run.stored import partner_params, pin_agents
 from runnel.run.tracing import LauncherTrace
 from runnel.run.trust import check_code, recipe_of, remember_run
 from runnel.run.warm import MODEL, warm_learner, warm_params
@@ -356,7 +356,7 @@ def record(
 def _other(folder: RunFolder, e: Experiment, make: Callable[[], Inferencer], channel: str) -> Iterator[InlineClient]:
     """What else an evaluation asks, with the parameters that another trainer had in the newest good checkpoint, or those of a
     stored policy."""
-    params = ParamSet(0, stored_params(channel) if channel.startswith(STORED) else {})
+    params = ParamSet(0, partner_params(channel) if channel.startswith(STORED) else {})
     if channel and not channel.startswith(STORED):
         part = "params" if channel == e.leader.channel else f"params-{e.publisher_of(channel)}"
         path, manifest, _ = Checkpoints(folder.checkpoints).newest((part,))

@@ -92,6 +92,14 @@ def stored_params(text: str) -> Mapping[str, Tensor]:
     return {name.removeprefix(start): x for name, x in params.items() if name.startswith(start)}
 
 
+def partner_params(text: str) -> Mapping[str, Tensor]:
+    """`stored_params` of a policy that speaks for agents of a conversation."""
+    try:
+        return stored_params(text)
+    except ConfigError as error:
+        raise ConfigError(AGENTS, error.value, error.fix) from error
+
+
 def stored_version(policy: StoredPolicy) -> tuple[RunFolder, ParamSet]:
     """The run of a stored policy, and the version that it comes to now, verified: parameters of all policies of the run."""
     policy = _answered(policy)

@@ -47,7 +47,7 @@ from runnel.graphs.run_config import RunConfig
 from runnel.nets.inferencer import TorchInferencer
 from runnel.run.group import ProcessGroup
 from runnel.run.live_settings import live_owners
-from runnel.run.stored import stored_params
+from runnel.run.stored import partner_params
 
 
 class Outer(Protocol):
@@ -395,7 +395,7 @@ class _Wiring:
         e = self.experiment
         history = self._params(TASKS) if channel == e.leader.channel and e.curriculum is not None else None
         if channel.startswith(STORED):
-            end = ChannelSubscriber(FixedChannel(stored_params(channel)))
+            end = ChannelSubscriber(FixedChannel(partner_params(channel)))
         else:
             end = ChannelSubscriber(self._params(channel) if channel else NoChannel(), history)
         return end if self._track is None else cast(ChannelSubscriber, TracedSubscriber(end, self._track, channel))
