@@ -59,9 +59,11 @@ def test_both_roles_of_one_policy_are_trained_and_told(first: Path) -> None:
     rows = [json.loads(line) for line in (first / "metrics.jsonl").read_text().splitlines()]
     (end,) = [row for row in rows if row["kind"] == "end"]
     assert end["streams"]["rollouts"]["consumed"] == 4 * 2 * 2 * 2, "trajectories: updates, tasks, conversations, agents"
+    (row, *_) = [row["metrics"] for row in rows if row["kind"] == "update"]
+    assert row["return/speaker"] == row["return/listener"] == row["return"]
     measured = [row["extra"] for row in rows if row["kind"] == "eval"]
-    assert all({"reward/speaker", "reward/listener"} <= extra.keys() for extra in measured)
-    assert all(extra["reward/speaker"] == extra["reward/listener"] == extra["reward"] for extra in measured)
+    assert all({"return/speaker", "return/listener"} <= extra.keys() for extra in measured)
+    assert all(extra["return/speaker"] == extra["return/listener"] == extra["reward"] for extra in measured)
 
 
 @pytest.mark.parametrize("who", ["frozen", "run:{first}", "model:{first}/model"])

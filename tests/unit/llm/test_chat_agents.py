@@ -412,7 +412,7 @@ def test_an_evaluation_tells_what_each_agent_earned_and_measures_those_that_are_
     assert both.returns == [0.0] * 3
     assert both.extra["turns"] == [6.0] * 3
     red = measure(BLUE)
-    assert red.returns == red.extra["reward/red"] == [-x for x in red.extra["reward/blue"]]
+    assert red.returns == red.extra["return/red"] == [-x for x in red.extra["return/blue"]]
     assert any(red.returns)
     assert red.extra["turns"] == [3.0] * 3
 

@@ -27,7 +27,7 @@ class ChatEvaluation:
     `returns` are those of the greedy conversations. What failed has no return and is counted in `extra["failed"]`. `extra` has
     each channel, `turns`, `context` (tokens of the longest row), `tool_calls` and `tool_errors` of the greedy ones, and
     `pass@k` over the samples. Of a conversation of several agents, a return is the mean over those that are trained, and
-    `reward/<agent>` is what each agent earned; `partners` are the others, and who speaks for them.
+    `return/<agent>` is what each agent earned; `partners` are the others, and who speaks for them.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class ChatEvaluation:
             extra["tool_calls"] = [float(sum(s.tool_calls for s in some)) for some in sides]
             extra["tool_errors"] = [float(sum(sum(s.tool_errors.values()) for s in some)) for some in sides]
         if len(self.task.agents) > 1:
-            extra |= {f"reward/{a}": [self._earned_by(c.sides[a]) for c in first] for a in self.task.agents}
+            extra |= {f"return/{a}": [self._earned_by(c.sides[a]) for c in first] for a in self.task.agents}
         extra |= self._passes(totals)
         shown: list[State] = [
             {"prompt": self._examples[c.number // self._each].text, "completion": _text(c), "reward": totals[c.number]}

@@ -211,7 +211,8 @@ class ChatSampler(PromptSampler):
         assert isinstance(group, ChatGroup)
         sides = list(group.sides())
         for side, total in zip(sides, totals, strict=True):
-            self._events.append(episode(side, total) | {"passed": total >= self._pass_reward - 1e-9})
+            mine = {"by_policy": {side.agent: total}} if len(self._trained) > 1 else {}
+            self._events.append(episode(side, total) | {"passed": total >= self._pass_reward - 1e-9} | mine)
         if self._num_groups % SAMPLE_EVERY == 0:
             self._events.append(told(group, sides[0], totals[0]))
         self._num_groups += 1
