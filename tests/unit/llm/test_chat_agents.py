@@ -13,6 +13,7 @@ from test_group_recording import Letters
 
 from runnel.core.contracts.chat import Turn
 from runnel.core.contracts.evaluation import POLICY
+from runnel.core.contracts.inference import Reply
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.sharding.batch_split import check_shares, share_of, shares_evenly
 from runnel.flow.inference.inline import InlineClient
@@ -21,9 +22,12 @@ from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.chat.config import TalkConfig
 from runnel.llm.chat.evaluation import ChatEvaluation
 from runnel.llm.chat.partners import Partner, speakers_of
+from runnel.llm.chat.player import ChatPlayer
 from runnel.llm.chat.sampler import ChatSampler
 from runnel.llm.chat.task import make_chat_task
+from runnel.llm.chat.tools import tool
 from runnel.llm.engines.native import NativeEngine
+from runnel.llm.engines.requests import reply_rows
 from runnel.llm.learning.batches import join_rows, token_owner
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.learning.recording import GroupRecorder
@@ -386,6 +390,58 @@ def test_a_partner_that_reads_less_ends_the_conversation():
     (segment,), sampler = played(partners=partners, trained=1, limit=1)
     assert {e["reason"] for e in sampler.events() if e["kind"] == "episode"} == {"context"}
     assert bool(segment.arrays["truncated"].all())
+
+
+class Given:
+    """A client whose agents say what is written for them, in order; `None` never comes."""
+
+    def __init__(self, said):
+        self.said, self.open, self.aborted = {a: list(s) for a, s in said.items()}, {}, []
+
+    def of(self, agent):
+        self.agent = agent
+        return self
+
+    def submit(self, rows, *, version=-1, affinity=-1):
+        ticket = len(self.open)
+        self.open[ticket] = self.said[self.agent].pop(0)
+        return ticket
+
+    def ready(self, ticket):
+        text = self.open[ticket]
+        if text is None:
+            return None
+        tokens = TOKENIZER.answer(text)
+        rows = reply_rows(tokens, [0.0] * len(tokens), [0] * len(tokens), terminated=True)
+        return Reply(ticket, rows, 0)
+
+    def abort(self, tickets):
+        self.aborted += tickets
+
+
+@pytest.mark.parametrize("first", [["hello"], []])
+def test_a_tool_that_ends_the_conversation_of_one_ends_it_for_all(first):
+    @tool(lane="inline")
+    def leave() -> Turn:
+        """Leave."""
+        return Turn("bye", 2.0, terminated=True)
+
+    task = make_chat_task(Duel, talk=TalkConfig(), tools=[leave])
+    player = ChatPlayer(task, TOKENIZER, max_context=2000, max_tokens=80, seed=1)
+    call = '<tool_call>{"name": "leave", "arguments": {}}</tool_call>'
+    client = Given({"red": [*first, call], "blue": [*first, None]})
+    conversation = player.open(task.train[0], number=0, seed=1, names=(0,), max_turns=TURNS)
+    player.begin(conversation)
+    for _ in range(8):
+        player.step(client.of, [conversation])
+    assert client.aborted == [ticket for ticket, text in client.open.items() if text is None]
+    if first:
+        assert conversation.over
+        assert [len(side.said.turns) for side in conversation.sides.values()] == [2, 1]
+        assert conversation.sides["red"].total("reward") == 2.0
+    else:
+        assert conversation.failure == "environment_failed: the conversation was over before blue had spoken"
+    player.close()
 
 
 # --------------------------------------------------------------------------------------------------------- measuring
