@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from test_team_runs import TEAM, content, params
 
 import runnel as rl
-from runnel.run.stored import parse_stored, stored_params
+from runnel.core.stored_policy import parse_stored
+from runnel.run.stored import stored_params
 
 
 @pytest.fixture(scope="module")

@@ -193,6 +193,16 @@ class NoChannel:
         """Nothing is kept."""
 
 
+class FixedChannel(NoChannel):
+    """For an inference stream that loads given parameters once: they are version 0, for ever."""
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        self._given = ParamSet(0, params)
+
+    def get(self, version: int) -> ParamSet | None:
+        return self._given if version == 0 else None
+
+
 class ChannelSubscriber:
     """`ParamSubscriber` on a channel. `poll` never returns an older version unless asked; damaged versions are counted.
 

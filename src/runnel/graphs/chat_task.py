@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from runnel.core.config import refuse_unused
@@ -11,12 +11,14 @@ from runnel.core.contracts.inference import Inferencer
 from runnel.core.errors import ConfigError
 from runnel.core.records import StreamSpec
 from runnel.core.rng import make_seed
-from runnel.graphs.experiment import ActorSpec, EvaluationSpec
+from runnel.graphs.experiment import ActorSpec, EvaluationSpec, InferenceStream
+from runnel.graphs.partners import PartnerModel, partner_models
 from runnel.graphs.prompt_task import PromptTask
 from runnel.graphs.user_objects import resolve_live
 from runnel.llm.chat.config import TalkConfig
 from runnel.llm.chat.demos import ChatDemoSampler
 from runnel.llm.chat.evaluation import ChatEvaluation
+from runnel.llm.chat.partners import AGENTS, TRAINED, Partner, speakers_of
 from runnel.llm.chat.sampler import ChatSampler
 from runnel.llm.chat.task import ChatTask, make_chat_task, with_tools
 from runnel.llm.chat.tools import load_tools
@@ -33,7 +35,8 @@ USUAL_CONTEXT = 4096
 
 class ChatPromptTask(PromptTask):
     """Conversations: of the environment `chat`, or of the prompts of `task` with `tools`. A conversation has up to `max_turns`
-    replies, and prompts with their reply up to `max_context` tokens (0: as many as the model reads, at most 4096)."""
+    replies, and prompts with their reply up to `max_context` tokens (0: as many as the model reads, at most 4096). `agents`
+    says who speaks for the agents of a game (`llm/chat/partners.py`)."""
 
     task: ChatTask
 
@@ -47,11 +50,46 @@ class ChatPromptTask(PromptTask):
         max_turns: int,
         max_context: int,
         talk: TalkConfig,
+        agents: Sequence[str] = (),
         **more: Any,
     ) -> None:
         self._chat, self._tools, self._talk = chat, tuple(tools), talk
         self._max_turns, self._max_context = max_turns, max_context
         super().__init__(task, config, **more)
+        if agents and len(self.task.agents) == 1:
+            raise ConfigError(AGENTS, list(agents), "these conversations have one agent, which is the policy's; leave it out")
+        self._speakers = speakers_of(agents, self.task.agents)
+        self._models = partner_models(
+            self._speakers,
+            lm=self._lm,
+            tokenizer=self.tokenizer,
+            plain=(more.get("data") or DataConfig()).plain,
+            max_context=self.sizes.demo,
+        )
+
+    @property
+    def num_trained(self) -> int:
+        return sum(who == TRAINED for who in self._speakers.values())
+
+    @property
+    def partner_names(self) -> tuple[str, ...]:
+        return tuple(model.known.stream for model in self._models.values())
+
+    def partners(self, *, slots: int, max_bytes: int) -> list[InferenceStream]:
+        num = self._config.placement.policy_workers
+        return [
+            InferenceStream(self._maker(one, slots), one.known.stream, num, depth=slots, max_bytes=max_bytes, params=one.params)
+            for one in self._models.values()
+        ]
+
+    def _maker(self, model: PartnerModel, num_slots: int) -> Callable[[], Inferencer]:
+        c, device = self._engine, self._config.device
+        own = lambda: self.model_on(device, c.precision_on(device))  # noqa: E731
+        return lambda: model.engine(c, own, num_slots=num_slots, device=device, seed=self._config.seed)
+
+    @property
+    def _partners(self) -> dict[str, Partner]:
+        return {agent: self._models[who].known for agent, who in self._speakers.items() if who != TRAINED}
 
     def played(self, task: str, tasks: Sequence[str], data: DataConfig) -> TextTask:
         tools = load_tools([resolve_live(name, "tools") for name in self._tools])
@@ -104,6 +142,7 @@ class ChatPromptTask(PromptTask):
             groups_per_batch=num_prompts,
             max_turns=max(2, self._max_turns),
             max_rows=self.most_rows,
+            num_agents=self.num_trained,
             capacity=num_prompts * (lag + 1),
             num_writers=self._config.most_actors,
         )
@@ -116,6 +155,7 @@ class ChatPromptTask(PromptTask):
             max_context=self.sizes.demo,
             blocking_calls=self._config.deterministic,
             pass_reward=self._config.eval.pass_reward,
+            partners=self._partners,
             **settings,
         )
 
@@ -140,6 +180,7 @@ class ChatPromptTask(PromptTask):
         episodes = min(c.episodes, len(self.measured.eval))
         if not episodes:
             return None
+        slots = min(episodes * (1 + c.samples), 64)
         return EvaluationSpec(
             make=lambda: ChatEvaluation(
                 self.task,
@@ -155,8 +196,10 @@ class ChatPromptTask(PromptTask):
                 pass_k=c.pass_k,
                 pass_reward=c.pass_reward,
                 reward_timeout_s=self._reward_timeout_s,
+                partners=self._partners,
             ),
-            inferencer=lambda: self.engine(min(episodes * (1 + c.samples), 64)),
+            inferencer=lambda: self.engine(slots),
+            others={one.known.stream: (self._maker(one, slots), one.params) for one in self._models.values()},
         )
 
     def policy(self, *, temperature: float = 1.0, **of_conversations: Any) -> tuple[Policy, Inferencer]:

@@ -18,6 +18,7 @@ from runnel.core.contracts.samples import Sampler, Transform
 from runnel.core.contracts.tasks import Curriculum
 from runnel.core.errors import ConfigError
 from runnel.core.records import SegmentView, StreamSpec
+from runnel.core.routes import STORED
 from runnel.core.sharding.batch_split import check_shares
 from runnel.core.spaces import EnvSpec
 from runnel.data.dataset import Source
@@ -50,7 +51,8 @@ class ActorSpec:
 @dataclass(frozen=True)
 class InferenceStream:
     """An inference stream: the inferencer, its number of workers, its parameter channel (a trainer's versions, a frozen
-    reference, or "" for one that loads nothing), and the size of messages that cross processes."""
+    reference, "" for one that loads nothing, or the name of a stored policy, `run:...`, that it loads once), and the size of
+    messages that cross processes."""
 
     make: Callable[[], Inferencer]
     name: str = "policy"
@@ -124,7 +126,7 @@ class EvaluationSpec:
     make: Callable[[], Evaluation]
     inferencer: Callable[[], Inferencer]
     others: Mapping[str, tuple[Callable[[], Inferencer], str]] = field(default_factory=dict)
-    """What else it asks, by the name of the client: an inferencer, and the parameter channel that it loads ("": none)."""
+    """What else it asks, by the name of the client: an inferencer, and what it loads, as `InferenceStream.params`."""
     recorder: Callable[[], EpisodeRecorder] | None = None
     """Records episodes beside it; made only where `config.record` asks for that."""
     check_recorder: Callable[[], None] | None = None
@@ -253,7 +255,8 @@ class Experiment:
     def channels(self) -> list[str]:
         """Parameter channels: the versions of the trainers, the history of tasks, then copies that learners freeze."""
         history = [TASKS] if self.curriculum is not None else []
-        versions, copies = [t.channel for t in self.trainers], [s.params for s in self.inference if s.params]
+        versions = [t.channel for t in self.trainers]
+        copies = [s.params for s in self.inference if s.params and not s.params.startswith(STORED)]
         return list(dict.fromkeys([*versions, *history, *copies]))
 
     @property
@@ -326,7 +329,7 @@ def check_graph(e: Experiment) -> None:
             raise ConfigError(f"{t.name}.writes", min(circle), "it reads this stream too; write to a stream of its own")
     if e.evaluation is not None:
         for name, (_, channel) in e.evaluation.others.items():
-            if channel and channel not in e.channels:
+            if channel and not channel.startswith(STORED) and channel not in e.channels:
                 there = ", ".join(e.channels)
                 raise ConfigError(f"evaluation.{name}", channel, f"nobody publishes this parameter channel; there are: {there}")
     for spec in e.streams:

@@ -333,8 +333,22 @@ class PromptTask:
 
             return make
 
-        asks = (PARAMS,) if reference is None else (PARAMS, REFERENCE)
+        asks = (PARAMS, *self.partner_names) if reference is None else (PARAMS, REFERENCE)
         return tuple(ActorSpec(f"actor-{i}", maker(i), ("rollouts",), asks) for i in range(self._config.most_actors))
+
+    @property
+    def num_trained(self) -> int:
+        """Trajectories of each of the `group_size` plays of a task: one for each agent that is trained."""
+        return 1
+
+    @property
+    def partner_names(self) -> tuple[str, ...]:
+        """Inference streams that are asked beside the policy's, for agents that are not trained."""
+        return ()
+
+    def partners(self, *, slots: int, max_bytes: int) -> list[InferenceStream]:
+        """The inference streams `partner_names`."""
+        return []
 
     def sampler(self, **settings: Any) -> PromptSampler:
         """A sampler of an actor."""

@@ -54,7 +54,7 @@ class PromptConfig(RunConfig):
     on_resume: ClassVar[OnResume] = (
         may_change("max_refills", "top_k", "top_p", "min_p", "stop", then="counts from the next prompt on")
         | stays("task", "tasks", "reward_model", why="a run is of one task")
-        | stays("chat", "tools", why="a run is of one task")
+        | stays("chat", "tools", "agents", why="a run is of one task")
         | stays("max_turns", "max_context", why="segments of that size are on their way")
         | stays("model", why="what was learned is of that network")
         | stays("num_prompts", "group_size", "max_tokens", "demo_rows", why="segments of that size are on their way")
@@ -69,6 +69,10 @@ class PromptConfig(RunConfig):
     environment as path/to/file.py:make_env."""
     tools: tuple[str, ...] = ()
     """What the model may call before it answers: python, calculator, or your own as path/to/file.py:my_tool."""
+    agents: tuple[str, ...] = ()
+    """Who speaks for the agents of a game, each as AGENT=WHO (a pattern of names; the first that matches counts): policy, which
+    is trained and speaks for all that are not named; frozen, the model as it is when the run begins; model:FOLDER, another
+    model; run:FOLDER, the policy of a stored run."""
     max_turns: int = bounded(8, at_least=1)
     """Most replies in a conversation."""
     max_context: int = bounded(0, at_least=0)
@@ -84,7 +88,7 @@ class PromptConfig(RunConfig):
     num_prompts: int = bounded(8, at_least=1)
     """Prompts in a batch."""
     group_size: int = bounded(8, at_least=2, note="a group needs 2 completions to compare")
-    """Completions of each prompt."""
+    """Completions of each prompt, or conversations of each task."""
     reward_model: str = ""
     """Folder of a trained reward model (recipe `reward_model`) whose score is the reward. The task's own reward is then only
     logged and used in evaluations."""
@@ -224,9 +228,10 @@ def prompt_graph(
         staleness[DEMOS] = c.lag_rule(1, stop=c.warmup_updates)
         actors.insert(0, task.demo_actor())
         phases.insert(0, Phase({DEMOS: 1}, until=c.warmup_updates))
-    slots = c.num_prompts * c.group_size // c.num_actors
+    slots = c.num_prompts * c.group_size * task.num_trained // c.num_actors
     room = task.message_bytes(c.sampling)
     inference = [InferenceStream(lambda: task.engine(slots), num_workers=c.most_policy_workers, depth=slots, max_bytes=room)]
+    inference += task.partners(slots=slots, max_bytes=room)
     if reference is not None:
         assert algorithm is not None
         inference.append(task.reference(c.learner, depth=slots, temperature=c.learner.temperature_for(algorithm(task))))
@@ -253,7 +258,7 @@ def _task_of(c: PromptConfig) -> PromptTask:
     model: dict[str, Any] = {"model": c.model, "lm": c.lm, "max_tokens": c.max_tokens, "engine": c.engine}
     model |= {"data": c.data, "stop": c.stop, "lora": c.learner.lora, "tasks": c.tasks}
     if c.chat or c.tools:
-        limits: dict[str, Any] = {"max_turns": c.max_turns, "max_context": c.max_context, "talk": c.talk}
+        limits: dict[str, Any] = {"max_turns": c.max_turns, "max_context": c.max_context, "talk": c.talk, "agents": c.agents}
         task: PromptTask = ChatPromptTask(c.task, c, chat=c.chat, tools=c.tools, **limits, **model)
     else:
         task = PromptTask(c.task, c, **model)

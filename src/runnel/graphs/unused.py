@@ -83,9 +83,10 @@ def of_turns(chat: str, tools: Collection[str]) -> Unused:
     """Settings of conversations where there are none, and of prompts where an environment speaks."""
     if not chat and not tools:
         why = "is of conversations; name an environment with --chat, or tools with --tools"
-        return {"max_turns": why, "max_context": why, **all_of("talk", TalkConfig.__dataclass_fields__, why)}
+        agents = "is of a game's agents; name one with --chat"
+        return {"max_turns": why, "max_context": why, "agents": agents, **all_of("talk", TalkConfig.__dataclass_fields__, why)}
     if not chat:
-        return {}
+        return {"agents": "is of a game's agents; name one with --chat"}
     of_prompts = dict.fromkeys(("task", "tasks", "reward_model"), "the environment of --chat says what is played, and pays")
     return {**of_prompts, "new_tasks.capacity": "the environment of --chat makes its tasks itself"}
 

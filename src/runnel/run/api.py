@@ -24,6 +24,7 @@ from runnel.core.disk import refused, told_if_refused
 from runnel.core.errors import CheckpointError, ConfigError, DiskError, RunnelError
 from runnel.core.resolve import refuse_while_loading
 from runnel.core.resuming import check_changes
+from runnel.core.routes import STORED
 from runnel.flow.inference.inline import InlineClient
 from runnel.graphs import user_objects
 from runnel.graphs.env_config import OF_THE_ENV, other_env
@@ -44,6 +45,7 @@ from runnel.run.live_settings import LiveSettings
 from runnel.run.room import check_disk
 from runnel.run.saved import client_of, open_run, params_of, serving, steps_at
 from runnel.run.session import Session, catch_signals, how_to_go_on, tell_job
+from runnel.run.stored import partner_params, pin_agents
 from runnel.run.tracing import LauncherTrace
 from runnel.run.trust import check_code, recipe_of, remember_run
 from runnel.run.warm import MODEL, warm_learner, warm_params
@@ -140,6 +142,7 @@ def train_config(
         config.check()
         _check_packages(config)
         config, told = config.settle()
+        config, partners = pin_agents(config)
         experiment = registry.build(recipe, config)
         _check_machine(experiment)
         odd, (notes, warned) = _warn(experiment.look()), _about_budget(experiment)
@@ -149,7 +152,7 @@ def train_config(
             session = _open_session(experiment, folder, callbacks)
             session.live = LiveSettings(folder, config, changes)
             session.warm_params, session.warm_learner = None if warm is None else dict(warm.params), learner
-            session.notes = [*about_zoo(recipe, config), *told, *odd, *notes, *remember_run(folder)]
+            session.notes = [*about_zoo(recipe, config), *told, *partners, *odd, *notes, *remember_run(folder)]
             session.warnings = [*warned, *fell_back]
             return _run(session, progress=progress)
 
@@ -351,9 +354,10 @@ def record(
 
 @contextmanager
 def _other(folder: RunFolder, e: Experiment, make: Callable[[], Inferencer], channel: str) -> Iterator[InlineClient]:
-    """What else an evaluation asks, with the parameters that another trainer had in the newest good checkpoint."""
-    params = ParamSet(0, {})
-    if channel:
+    """What else an evaluation asks, with the parameters that another trainer had in the newest good checkpoint, or those of a
+    stored policy."""
+    params = ParamSet(0, partner_params(channel) if channel.startswith(STORED) else {})
+    if channel and not channel.startswith(STORED):
         part = "params" if channel == e.leader.channel else f"params-{e.publisher_of(channel)}"
         path, manifest, _ = Checkpoints(folder.checkpoints).newest((part,))
         params = ParamSet(manifest["version"], read_params(path, part))

@@ -23,6 +23,7 @@ from runnel.core.rng import make_rng, make_seed
 from runnel.core.routes import STORED, Side
 from runnel.core.spaces import ActionSpec, EnvSpec
 from runnel.core.state import Array, Settings
+from runnel.core.stored_policy import StoredPolicy, parse_stored
 from runnel.envs.team.contract import TeamVector
 from runnel.eval.players import RANDOM, MatchPlayer, RandomPlayer, Sitting, rows_of
 from runnel.nets.inferencer import AgentNet, TorchInferencer, to_act
@@ -30,7 +31,7 @@ from runnel.nets.policy import EnvPolicy
 from runnel.nets.team import TeamNet, TeamPolicy
 from runnel.run import api, registry
 from runnel.run.saved import open_run, params_of
-from runnel.run.stored import StoredPolicy, parse_stored, stored_version
+from runnel.run.stored import stored_version
 from runnel.track.folder import RunFolder
 
 KINDS = "a run's folder, run:FOLDER@WHICH#POLICY, random, or your own module:function"

@@ -8,9 +8,8 @@ the same parameters or none. Only parameters, tags and measurements are read: no
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,51 +18,18 @@ from torch import Tensor
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import CheckpointError, ConfigError
 from runnel.core.routes import OPTIONS, STORED
+from runnel.core.stored_policy import StoredPolicy, parse_stored
+from runnel.core.weight_check import PREFIX
+from runnel.graphs.prompts import PromptConfig
+from runnel.graphs.run_config import RunConfig
+from runnel.llm.chat.partners import AGENTS, FROZEN
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import Checkpoints, read_params, verify
 from runnel.run.queries import answer, known_versions, runs_in
 from runnel.track.folder import RunFolder
 
-_FORM = re.compile(
-    r"run:(?P<folder>[^#\[\]]+?)(@(?P<which>newest|best|\d+)(\+(?P<checksum>[0-9a-f]+))?)?"
-    r"(\[(?P<query>[^\]]+)\])?(#(?P<member>[\w.-]+))?"
-)
 _DIGITS = 12
 """Digits of a checksum that are kept."""
-
-
-@dataclass(frozen=True)
-class StoredPolicy:
-    """A policy of a stored run. `checksum` is empty until it was chosen."""
-
-    folder: str
-    which: str = "newest"
-    checksum: str = ""
-    member: str = ""
-    query: str = ""
-
-    def __str__(self) -> str:
-        checksum, member = f"+{self.checksum}" if self.checksum else "", f"#{self.member}" if self.member else ""
-        query = f"[{self.query}]" if self.query else ""
-        return f"{STORED}{self.folder}@{self.which}{checksum}{query}{member}"
-
-
-def parse_stored(text: str) -> StoredPolicy:
-    """Read `run:FOLDER[@WHICH][[QUERY]][#MEMBER]`.
-
-    >>> parse_stored("run:runs/x@best#red")
-    StoredPolicy(folder='runs/x', which='best', checksum='', member='red', query='')
-    >>> str(parse_stored("run:runs/*[win_rate=0.6..0.8]"))
-    'run:runs/*@newest[win_rate=0.6..0.8]'
-    """
-    found = _FORM.fullmatch(text)
-    if found is None:
-        fix = "write run:FOLDER, run:FOLDER@best, run:FOLDER@VERSION or run:FOLDER@newest[win_rate=0.6..0.8], and #POLICY where"
-        raise ConfigError("teams", text, f"{fix} it has several")
-    which, query = found["which"] or "newest", found["query"] or ""
-    if query and which.isdigit():
-        raise ConfigError("teams", text, "a number says already which version; ask with @newest or @best, or without brackets")
-    return StoredPolicy(found["folder"], which, found["checksum"] or "", found["member"] or "", query)
 
 
 def pin_teams(teams: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
@@ -83,6 +49,28 @@ def pin_teams(teams: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     return tuple(pinned), told
 
 
+def pin_agents(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """A config whose conversations name stored policies (`agents`), with one version of one run for each, and what to tell.
+    With `init_from`, the model as it is when the run begins (`frozen`) is the policy of that run."""
+    if not isinstance(config, PromptConfig):
+        return config, []
+    pinned, told = [], []
+    for entry in config.agents:
+        pattern, _, who = entry.partition("=")
+        if who == FROZEN and config.init_from:
+            who = f"{STORED}{config.init_from}"
+        if not who.startswith(STORED):
+            pinned.append(entry)
+            continue
+        try:
+            chosen = choose(parse_stored(who))
+        except ConfigError as error:
+            raise ConfigError(AGENTS, entry, error.fix) from error
+        pinned.append(f"{pattern}={chosen}")
+        told.append(f"version {chosen.which} of {chosen.folder} speaks for agent {pattern!r}, and never changes")
+    return replace(config, agents=tuple(pinned)), told
+
+
 def choose(policy: StoredPolicy) -> StoredPolicy:
     """The same with the version, checksum and member that it comes to now."""
     policy = _answered(policy)
@@ -99,9 +87,17 @@ def stored_params(text: str) -> Mapping[str, Tensor]:
     if policy.checksum not in ("", digest):
         fix = f"version {policy.which} there is not what it was when this run began (checksum {digest}); restore it"
         raise ConfigError("teams", text, fix)
-    params = read_params(path)
+    params = {name: x for name, x in read_params(path).items() if not name.startswith(PREFIX)}
     start = f"{member}/" if (member := _member_of(policy, params)) else ""
     return {name.removeprefix(start): x for name, x in params.items() if name.startswith(start)}
+
+
+def partner_params(text: str) -> Mapping[str, Tensor]:
+    """`stored_params` of a policy that speaks for agents of a conversation."""
+    try:
+        return stored_params(text)
+    except ConfigError as error:
+        raise ConfigError(AGENTS, error.value, error.fix) from error
 
 
 def stored_version(policy: StoredPolicy) -> tuple[RunFolder, ParamSet]:
@@ -159,7 +155,7 @@ def _of_version(policy: StoredPolicy, paths: Sequence[Path]) -> Path:
 
 def _member_of(policy: StoredPolicy, params: Mapping[str, Tensor]) -> str:
     """The policy that is meant, of a run that trained several; empty for a run of one policy without a name."""
-    members = sorted({name.partition("/")[0] for name in params if "/" in name})
+    members = sorted({name.partition("/")[0] for name in params if "/" in name and not name.startswith(PREFIX)})
     if policy.member and policy.member not in members:
         there = ", ".join(members) or "only one, without a name"
         raise ConfigError("teams", str(policy), f"that run has no policy {policy.member!r}; it has {there}")

@@ -38,6 +38,7 @@ PLAIN = {
     "cluster.place": "are lines of needs (trainer*: 1 gpu)",
     "stop": "are texts that end a completion",
     "teams": "are patterns of agents and names of policies; of a run that one names, parameters are read",
+    "agents": "are patterns of agents, and models and runs of which parameters are read",
     "init_from": "is a folder, of which parameters are read",
     "model": "is a folder or a hub id; code that comes with a model is not run",
     "lm.path": "is a folder of a model",

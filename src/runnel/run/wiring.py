@@ -22,6 +22,7 @@ from runnel.core.contracts.params import SharedPublisher
 from runnel.core.contracts.samples import RankReader, SampleReader, SampleWriter, SharedReader
 from runnel.core.errors import ConfigError
 from runnel.core.records import StreamSpec
+from runnel.core.routes import STORED
 from runnel.core.trace import TraceTrack, TraceWriter
 from runnel.core.trajectories import ACTIVE
 from runnel.core.worker import Worker
@@ -29,7 +30,7 @@ from runnel.flow.collective import TorchCollective
 from runnel.flow.inference.inline import InlineClient
 from runnel.flow.inference.mailboxes import InferenceServer, InferenceSpec, MailboxClient, MailboxServer, MailboxTable
 from runnel.flow.lossy import make_reader
-from runnel.flow.params import Channel, ChannelSubscriber, NoChannel
+from runnel.flow.params import Channel, ChannelSubscriber, FixedChannel, NoChannel
 from runnel.flow.slots import SlotTable, TableReader, TableWriter
 from runnel.flow.staleness import AdmissionRule
 from runnel.flow.traced import TracedPublisher, TracedReader, TracedSubscriber, TracedWriter
@@ -46,6 +47,7 @@ from runnel.graphs.run_config import RunConfig
 from runnel.nets.inferencer import TorchInferencer
 from runnel.run.group import ProcessGroup
 from runnel.run.live_settings import live_owners
+from runnel.run.stored import partner_params
 
 
 class Outer(Protocol):
@@ -392,7 +394,10 @@ class _Wiring:
     def _subscriber(self, channel: str) -> ChannelSubscriber:
         e = self.experiment
         history = self._params(TASKS) if channel == e.leader.channel and e.curriculum is not None else None
-        end = ChannelSubscriber(self._params(channel) if channel else NoChannel(), history)
+        if channel.startswith(STORED):
+            end = ChannelSubscriber(FixedChannel(partner_params(channel)))
+        else:
+            end = ChannelSubscriber(self._params(channel) if channel else NoChannel(), history)
         return end if self._track is None else cast(ChannelSubscriber, TracedSubscriber(end, self._track, channel))
 
     def _outer(self) -> Outer:

@@ -124,3 +124,22 @@ def test_an_owed_evaluation_goes_first_after_a_resume() -> None:
     group.round()
     group.round()
     assert evaluation.runs == [(5, 0)]
+
+
+class Closing(FakeInferencer):
+    """Notes that it was closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_everything_that_it_asks_is_closed_with_it() -> None:
+    found = [Closing(), Closing()]
+    own, other = (InlineClient(one, ChannelSubscriber(channel_of())) for one in found)
+    worker = EvaluatorWorker(
+        "evaluator", ManualClock(), evaluation=FakeEvaluation(), client=own, others={"judge": other}, every=1
+    )
+    worker.close()
+    assert [one.closed for one in found] == [True, True]

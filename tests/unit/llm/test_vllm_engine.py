@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_vllm import stand_in
 from torch import Tensor
 
 from runnel.core.contracts.params import ParamSet
@@ -365,3 +366,26 @@ def members(session: int) -> list[int]:
         if int(fields[3]) == session:
             found.append(int(stat.parent.name))
     return found
+
+
+def test_a_version_without_parameters_is_the_model_as_it_was_built(tmp_path: Path) -> None:
+    """Of a partner that never changes. The stand-in for vLLM loads nothing by itself."""
+    folder, python = make_folder(tmp_path / "model"), stand_in(tmp_path)
+    given: dict[str, Any] = {"num_slots": 2, "max_length": 32, "eos_id": 2, "config": VllmConfig(python=python)}
+    with pytest.raises(ConfigError, match="give it make_model"):
+        closing(VllmEngine(folder, **given), ParamSet(0, {}))
+    built = build_model(sizes(), VOCABULARY, seed=0)
+    prompt, tokens = torch.tensor(PROMPTS[0]), torch.tensor([8, 9, 3])
+    engine = VllmEngine(folder, make_model=lambda: built, **given)
+    found = closing(engine, ParamSet(0, {}), lambda: engine.logprobs(prompt, tokens))
+    hf = HfEngine(built, num_slots=1, max_length=32, eos_id=2)
+    assert engine.version == 0
+    assert torch.allclose(found, hf.logprobs(prompt, tokens), atol=1e-4)
+
+
+def closing(engine: VllmEngine, given: ParamSet, then: Any = lambda: None) -> Any:
+    try:
+        engine.load_params(given)
+        return then()
+    finally:
+        engine.close()

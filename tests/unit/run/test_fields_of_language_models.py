@@ -61,6 +61,7 @@ BANDIT = {**MIX, "sources.pick": "ucb", "total_updates": 6}
 TALK = {"chat": "field_tasks:Talking", "task": "reverse", "max_turns": 3}
 TOOLS = {"tools": ("field_tasks:shout",), "lm.max_positions": 1024}
 GROWS = {**TALK, "talk.first": 1, "total_updates": 4}
+GAME = {"task": "reverse", "chat": "signal", "lm.max_positions": 128, "max_tokens": 4}
 USUAL_SIZES = {name: value for name, _, _, value in fields_of(registry.load_recipe("grpo").Config()) if name in SIZES}
 TRIES: dict[str, Try] = {
     "device": Try("cpu:0", seen="wired"),
@@ -92,6 +93,7 @@ TRIES: dict[str, Try] = {
     "talk.first": Try(1, TALK),
     "talk.grow_every": Try(1, GROWS),
     "tasks": Try(MIX["tasks"], {"task": "reverse"}),
+    "agents": Try(("listener=frozen",), GAME),
     "sources.pick": Try("ucb", MIX),
     "sources.window": Try(1, BANDIT),
     "sources.temperature": Try(10.0, BANDIT),

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runnel.core.errors import ConfigError
+from runnel.core.stored_policy import StoredPolicy
 from runnel.run.best import BestParams
 from runnel.run.checkpoint import Checkpoints, write_parts
 from runnel.run.queries import Condition, KnownVersion, answer, known_versions, parse_query, runs_in
-from runnel.run.stored import StoredPolicy, choose, pin_teams
+from runnel.run.stored import choose, pin_teams
 from runnel.track.folder import RunFolder
 
 RUN, OTHER = RunFolder("runs/a"), RunFolder("runs/b")

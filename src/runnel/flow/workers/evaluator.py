@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 from torch import Tensor
 
@@ -122,7 +123,7 @@ class EvaluatorWorker(Worker):
         self.owes = state.get("owes", False)  # older checkpoints do not have this key
 
     def close(self) -> None:
-        try:
-            self._evaluation.close()
-        finally:
-            self._client.close()
+        with ExitStack() as stack:
+            for client in self._clients.values():
+                stack.callback(client.close)
+            stack.callback(self._evaluation.close)

@@ -23,6 +23,8 @@ class Speaker:
 
     agent: str
     toolbox: Toolbox
+    partner: bool = False
+    """Whether a model speaks for it that is never trained."""
     stage: Stage = "idle"
     said: Said = field(default_factory=Said)
     messages: list[Message] = field(default_factory=list)
@@ -151,6 +153,6 @@ class Conversation:
         return [side for side in self.sides.values() if side.stage == "spoke"]
 
     def policy_versions(self) -> list[int]:
-        """The versions that made its tokens."""
-        rows = [row for side in self.sides.values() for row in side.said.rows]
+        """The versions of the policy that made its tokens; a partner has none."""
+        rows = [row for side in self.sides.values() if not side.partner for row in side.said.rows]
         return [v for row in rows for v in row.fields["policy_version"] if v >= 0]

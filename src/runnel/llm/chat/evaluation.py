@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from runnel.core.contracts.evaluation import POLICY, Clients, EvalResult, Progress
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.rng import make_seed
 from runnel.core.state import State
 from runnel.core.worker import progressed
-from runnel.llm.chat.conversation import Conversation
+from runnel.llm.chat.conversation import Conversation, Speaker
+from runnel.llm.chat.partners import Partner
 from runnel.llm.chat.player import ChatPlayer
 from runnel.llm.chat.task import SEED, ChatTask
 from runnel.llm.engines.requests import SamplingConfig
@@ -25,7 +26,8 @@ class ChatEvaluation:
 
     `returns` are those of the greedy conversations. What failed has no return and is counted in `extra["failed"]`. `extra` has
     each channel, `turns`, `context` (tokens of the longest row), `tool_calls` and `tool_errors` of the greedy ones, and
-    `pass@k` over the samples. Of a conversation of several agents, a return is the mean over them.
+    `pass@k` over the samples. Of a conversation of several agents, a return is the mean over those that are trained, and
+    `return/<agent>` is what each agent earned; `partners` are the others, and who speaks for them.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class ChatEvaluation:
         pass_reward: float = 1.0,
         num_shown: int = 8,
         reward_timeout_s: float = 30.0,
+        partners: Mapping[str, Partner] | None = None,
     ) -> None:
         if samples and not all(1 <= k <= samples for k in pass_k):
             raise ConfigError("eval.pass_k", tuple(pass_k), f"each k must be from 1 to eval.samples = {samples}")
@@ -53,15 +56,24 @@ class ChatEvaluation:
         self._pass_k, self._pass_reward = tuple(pass_k) if samples else (), pass_reward
         self._pool = RewardPool(task.components, timeout_s=reward_timeout_s)
         sampling = SamplingConfig(temperature, stop=tuple(stop))
+        self._streams = {agent: partner.stream for agent, partner in (partners or {}).items()}
         self._player = ChatPlayer(
-            task, tokenizer, max_context=max_context, max_tokens=max_tokens, seed=seed, sampling=sampling, blocking=False
+            task,
+            tokenizer,
+            max_context=max_context,
+            max_tokens=max_tokens,
+            seed=seed,
+            sampling=sampling,
+            blocking=False,
+            partners=partners,
         )
 
     def run(self, clients: Clients, *, round_index: int, progress: Progress | None = None) -> EvalResult:
         played = [self._opened(key, round_index) for key in range(len(self._examples) * self._each)]
-        client = clients[POLICY]
+        asked = {agent: clients[self._streams.get(agent, POLICY)] for agent in self.task.agents}
+        engines = [clients[name] for name in (POLICY, *dict.fromkeys(self._streams.values()))]
         while going := [c for c in played if not (c.over or c.failure)]:
-            work = self._player.step(lambda agent: client, going) + (client.poll() if client.pending() else 0)
+            work = self._player.step(asked.__getitem__, going) + sum(one.poll() for one in engines if one.pending())
             if not work and self._player.pending():
                 self._player.wait(WAIT_S)
             if progress is not None:
@@ -87,8 +99,8 @@ class ChatEvaluation:
         return conversation
 
     def _judged(self, played: Sequence[Conversation]) -> dict[int, dict[str, float]]:
-        """What each conversation that did not fail earned, by channel: the mean over its agents."""
-        sides = {c.number: list(c.sides.values()) for c in played if not c.failure}
+        """What each conversation that did not fail earned, by channel: the mean over its agents that are trained."""
+        sides = {c.number: _measured(c) for c in played if not c.failure}
         if not self.task.judged:
             channels = self.task.turn_channels
             return {n: {c: sum(s.total(c) for s in some) / len(some) for c in channels} for n, some in sides.items()}
@@ -113,7 +125,7 @@ class ChatEvaluation:
         if not first:
             why = f"{played[0].failure} {shown_prompt(self._examples[0].text)}{played[0].lines}"
             raise DataError(f"no held-out conversation of {self.task.name!r} came to an end: {why}")
-        sides = [[*c.sides.values()] for c in first]
+        sides = [_measured(c) for c in first]
         extra = {c: [earned[one.number][c] for one in first if c in earned[one.number]] for c in self.task.channels}
         extra |= {
             "completion_length": [float(sum(s.said.num_tokens for s in some)) for some in sides],
@@ -124,6 +136,8 @@ class ChatEvaluation:
         if any(s.toolbox.schemas for some in sides for s in some):
             extra["tool_calls"] = [float(sum(s.tool_calls for s in some)) for some in sides]
             extra["tool_errors"] = [float(sum(sum(s.tool_errors.values()) for s in some)) for some in sides]
+        if len(self.task.agents) > 1:
+            extra |= {f"return/{a}": [self._earned_by(c.sides[a]) for c in first] for a in self.task.agents}
         extra |= self._passes(totals)
         shown: list[State] = [
             {"prompt": self._examples[c.number // self._each].text, "completion": _text(c), "reward": totals[c.number]}
@@ -134,6 +148,9 @@ class ChatEvaluation:
     def _total(self, earned: dict[str, float]) -> float:
         weights = dict(zip(self.task.channels, self.task.weights, strict=True))
         return sum(weights[c] * value for c, value in earned.items())
+
+    def _earned_by(self, side: Speaker) -> float:
+        return self._total({channel: side.total(channel) for channel in self.task.turn_channels})
 
     def _passes(self, totals: dict[int, float]) -> dict[str, list[float]]:
         """pass@k of each task, over the samples that came to an end."""
@@ -151,6 +168,11 @@ class ChatEvaluation:
         self._pool.close()
 
 
+def _measured(conversation: Conversation) -> list[Speaker]:
+    """The agents for which the policy speaks."""
+    return [side for side in conversation.sides.values() if not side.partner]
+
+
 def _number(value: object) -> float:
     assert isinstance(value, int | float), "rewards of conversations judge the last message as a whole"
     return float(value)
@@ -158,7 +180,7 @@ def _number(value: object) -> float:
 
 def _text(conversation: Conversation) -> str:
     """A conversation for people to read, without its first messages."""
-    side = next(iter(conversation.sides.values()))
+    side = _measured(conversation)[0]
     said = [m for m in side.messages if m["role"] != "system"][1:]
     return "\n".join(f"{m['role']}: {m['content']}{_calls(m)}" for m in said)
 

@@ -62,7 +62,7 @@ def fill_conversations(group: ChatGroup, turn_channels: Mapping[str, float], *, 
         for one in side.said.rows:
             start = _write_row(arrays, row, start, one.tensors() | {"prompt_length": torch.tensor(one.prompt_length)})
             arrays["row_owner"][row] = owner
-            if greedy_first and owner == 0:
+            if greedy_first and owner < len(group.trained):
                 arrays["loss_mask"][int(arrays["row_start"][row]) : start] = False
             row += 1
         for record in side.said.turns:
@@ -72,6 +72,8 @@ def fill_conversations(group: ChatGroup, turn_channels: Mapping[str, float], *, 
             for channel in turn_channels:
                 arrays[f"rewards/{channel}"][turn] = record.rewards.get(channel, 0.0)
             turn += 1
+        if "agent" in arrays:
+            arrays["agent"][owner] = owner % len(group.trained)
         arrays["terminated"][owner], arrays["truncated"][owner] = side.terminated, not side.terminated
         arrays["tool_calls"][owner], arrays["tool_errors"][owner] = side.tool_calls, sum(side.tool_errors.values())
         for channel in group.rewards.keys() - turn_channels.keys():

@@ -8,7 +8,7 @@ settings say (`TalkConfig.step_timeout_s`, `tool_timeout_s`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ from runnel.llm.chat.games import (
     saved,
     tools_of_game,
 )
+from runnel.llm.chat.partners import Partner
 from runnel.llm.chat.prompts import PromptMaker
 from runnel.llm.chat.task import ChatTask
 from runnel.llm.chat.tools import Toolbox, too_many
@@ -66,7 +67,8 @@ class ChatPlayer:
     """Plays conversations of `task`.
 
     With `blocking`, a step waits for all calls that it has made: such runs do not depend on time. Without it, the engine goes
-    on while environments and tools work. `max_context` bounds each prompt with its reply, `max_tokens` a reply.
+    on while environments and tools work. `max_context` bounds each prompt with its reply, `max_tokens` a reply. `partners` are
+    the agents for which others speak than the policy.
     """
 
     def __init__(
@@ -80,9 +82,11 @@ class ChatPlayer:
         sampling: SamplingConfig | None = None,
         blocking: bool = True,
         clock: Clock | None = None,
+        partners: Mapping[str, Partner] | None = None,
     ) -> None:
-        self.task, self.talk = task, task.talk
+        self.task, self.talk, self._partners = task, task.talk, dict(partners or {})
         self._prompts = PromptMaker(tokenizer, task.talk, of_data=task.judged)
+        self._partner_prompts = {agent: PromptMaker(p.tokenizer, task.talk) for agent, p in self._partners.items()}
         self._max_context, self._max_tokens, self.seed = max_context, max_tokens, seed
         self._sampling, self._blocking = sampling or SamplingConfig(), blocking
         self._clock = clock or WallClock()
@@ -91,6 +95,8 @@ class ChatPlayer:
         """By the ticket of a call: its conversation, and for a call of a tool the agent and the call."""
         self._closing: set[int] = set()
         """Tickets of calls that let go of something."""
+        self._unwanted: list[tuple[str, int]] = []
+        """Agents and tickets of replies that a conversation no longer waits for."""
         self._events: list[State] = []
 
     # -------------------------------------------------------------------------------------------------- conversations
@@ -131,7 +137,15 @@ class ChatPlayer:
 
     def _game(self, example: Example) -> tuple[ChatGame, dict[str, Speaker]]:
         game = self.task.game(example)
-        return game, {agent: Speaker(agent, self._toolbox(game)) for agent in game.agents}
+        return game, {agent: Speaker(agent, self._toolbox(game), agent in self._partners) for agent in game.agents}
+
+    def _prompts_of(self, side: Speaker) -> PromptMaker:
+        """What writes and reads for the model that speaks for an agent."""
+        return self._partner_prompts.get(side.agent, self._prompts)
+
+    def _context_of(self, side: Speaker) -> int:
+        partner = self._partners.get(side.agent)
+        return self._max_context if partner is None else partner.max_context
 
     def _toolbox(self, game: ChatGame) -> Toolbox:
         return Toolbox([*tools_of_game(game), *self.task.tools], max_chars=self.talk.tool_chars)
@@ -174,6 +188,9 @@ class ChatPlayer:
         found = list(conversations)
         work = self._take_replies(client_of, found) + self._take_calls()
         work += self._ask(client_of, found)
+        for agent, ticket in self._unwanted:
+            client_of(agent).abort([ticket])
+        self._unwanted = []
         return work
 
     def pending(self) -> int:
@@ -186,12 +203,13 @@ class ChatPlayer:
             self._settle(outcome)
         progressed()  # waiting is no hang: each call has its own deadline
 
-    def reissue(self, conversations: Iterable[Conversation]) -> int:
-        """Ask again for replies that the engine has lost (in a restart). A request has its seed, so the reply is equal."""
+    def reissue(self, client_of: ClientOf, conversations: Iterable[Conversation]) -> int:
+        """Ask again for replies that an engine has lost (in a restart): those of one that has nothing to do. A request has its
+        seed, so the reply is equal."""
         num = 0
         for conversation in conversations:
             for side in conversation.sides.values():
-                if side.stage == "asked":
+                if side.stage == "asked" and not client_of(side.agent).pending():
                     side.stage, num = "ready", num + 1
         return num
 
@@ -214,8 +232,9 @@ class ChatPlayer:
         for conversation in conversations:
             for place, side in enumerate(conversation.sides.values()):
                 if side.stage == "ready" and not conversation.failure:
+                    version = -1 if side.partner else conversation.version  # a partner has one version for ever
                     side.ticket = client_of(side.agent).submit(
-                        self._request(conversation, side, place), version=conversation.version, affinity=conversation.affinity
+                        self._request(conversation, side, place), version=version, affinity=conversation.affinity
                     )
                     side.stage, side.asked_at, asked = "asked", self._clock.now(), asked + 1
         return asked
@@ -223,7 +242,7 @@ class ChatPlayer:
     def _request(self, conversation: Conversation, side: Speaker, place: int) -> Batch:
         prompt, turn = side.said.last, len(side.said.turns)
         seed = make_seed(self.seed, "sample", *conversation.names, place, turn, conversation.attempt)
-        room = min(self._max_tokens, self._max_context - len(prompt))
+        room = min(self._max_tokens, self._context_of(side) - len(prompt))
         sampling = self._sampling
         if conversation.greedy:
             sampling = SamplingConfig(0.0, stop=sampling.stop, stop_tokens=sampling.stop_tokens)
@@ -253,7 +272,7 @@ class ChatPlayer:
         if side.early:
             side.said.turns[0].earn(side.early, {})
             side.early = {}
-        message = self._prompts.message(reply["tokens"].tolist(), tools=bool(side.toolbox.schemas))
+        message = self._prompts_of(side).message(reply["tokens"].tolist(), tools=bool(side.toolbox.schemas))
         side.messages.append(message)
         side.results = []
         if message.get("tool_calls") or message.get("tool_errors"):
@@ -369,56 +388,63 @@ class ChatPlayer:
                 check_turn(turn, self.task.turn_channels)
             heard = {side.agent: side.messages[-1] for side in conversation.speakers()} if called == "step" else {}
             conversation.log.append([called, heard, plain_turns(turns)])
-            for side in conversation.sides.values():
-                if side.agent in turns:
-                    self._told(conversation, side, turns[side.agent])
-                elif side.stage == "spoke":
-                    side.stage = "idle"
         except DataError as error:
             self._fail(conversation, f"environment_failed: {called}: {error}")
             return
+        told = [side for side in conversation.sides.values() if side.agent in turns]
+        for side in conversation.sides.values():
+            side.stage = "idle" if side.stage == "spoke" else side.stage
+        for side in told:  # all hear what they earned before a limit of one may end it for all
+            self._told(side, turns[side.agent])
+        for side in told:
+            if side.stage != "over" and not conversation.failure:
+                self._prepare(conversation, side, turns[side.agent].heard, turns[side.agent].key)
         if conversation.failure:
             return
         stages = {side.stage for side in conversation.sides.values()}
         if stages <= {"idle", "over"} and "idle" in stages:
             why = f"environment_failed: {called}: no agent got a Turn, and the conversation is not over for all"
             self._fail(conversation, why)
-        elif silent := [side.agent for side in conversation.sides.values() if side.stage == "over" and not side.said.turns]:
-            self._fail(conversation, f"environment_failed: the conversation was over before {silent[0]} had spoken")
+        self._check_silent(conversation)
+
+    def _check_silent(self, conversation: Conversation) -> None:
+        """An agent that is trained and never spoke has no trajectory."""
+        silent = [s for s in conversation.sides.values() if s.stage == "over" and not s.said.turns and not s.partner]
+        if silent and not conversation.failure:
+            limits = {"turns": " (max_turns, or talk.first)", "context": " (max_context)", "time": " (talk.time_limit_s)"}
+            at = limits.get(silent[0].reason, "")
+            self._fail(conversation, f"environment_failed: the conversation was over{at} before {silent[0].agent} had spoken")
             conversation.hopeless = True
 
-    def _told(self, conversation: Conversation, side: Speaker, turn: Turn) -> None:
-        """An agent gets new messages, what it earned, and perhaps the end."""
-        if side.stage == "over":
-            return
+    def _told(self, side: Speaker, turn: Turn) -> None:
+        """An agent gets new messages, what it earned, and perhaps the end. One that is through can still earn."""
         if side.said.turns:
             side.said.turns[-1].earn(turn.earned, turn.counts)
         else:
-            for name, value in turn.earned.items():
-                side.early[name] = side.early.get(name, 0.0) + value
+            side.early |= {name: side.early.get(name, 0.0) + value for name, value in turn.earned.items()}
+        if side.stage == "over":
+            return
         side.messages += turn.heard
         if turn.over:
             side.stage, side.reason = "over", "terminated" if turn.terminated else "environment"
-        else:
-            self._prepare(conversation, side, turn.heard, turn.key)
 
     def _prepare(self, conversation: Conversation, side: Speaker, new: Sequence[Message], key: str) -> None:
         """Make an agent's next prompt, unless a limit of the run ends the conversation here."""
         limit = self._limit(conversation, side)
         if not limit:
             try:
-                prompt = self._prompts.prompt(side.said, side.messages, new, side.toolbox.schemas)
+                prompt = self._prompts_of(side).prompt(side.said, side.messages, new, side.toolbox.schemas)
             except DataError as error:
                 self._fail(conversation, f"environment_failed: {error}")
                 return
-            if len(prompt) < self._max_context:
+            if len(prompt) < (context := self._context_of(side)):
                 side.said.ask(prompt)
                 side.key = content_id(key.encode() if key else self._prompts.seen(new))
                 side.stage = "ready"
                 return
             limit = "context"
             if not side.said.turns:
-                self._fail(conversation, f"prompt_too_long: {len(prompt)} tokens, room for {self._max_context - 1}")
+                self._fail(conversation, f"prompt_too_long: {len(prompt)} tokens, room for {context - 1}")
                 conversation.hopeless = True
                 return
         self._end(conversation, limit)
@@ -432,8 +458,11 @@ class ChatPlayer:
     def _end(self, conversation: Conversation, reason: Reason) -> None:
         """The conversation ends here for all of its agents."""
         for side in conversation.sides.values():
+            if side.stage == "asked" and side.ticket is not None:
+                self._unwanted.append((side.agent, side.ticket))
             if side.stage != "over":
                 side.stage, side.reason = "over", reason
+        self._check_silent(conversation)
 
     def _fail(self, conversation: Conversation, why: str, lines: str = "") -> None:
         conversation.failure, conversation.lines = why, lines

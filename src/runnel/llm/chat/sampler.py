@@ -16,11 +16,12 @@ from runnel.core.rng import make_seed
 from runnel.core.state import State
 from runnel.llm.chat.conversation import Conversation, Speaker
 from runnel.llm.chat.groups import ChatGroup, fill_conversations
+from runnel.llm.chat.partners import Partner
 from runnel.llm.chat.player import ChatPlayer
 from runnel.llm.chat.task import SEED, TASK, ChatTask
 from runnel.llm.rewards.judging import RewardJob, Verdict, shown_prompt
 from runnel.llm.sampling.groups import CompletionGroup, group_data, group_from
-from runnel.llm.sampling.sampler import SAMPLE_EVERY, PromptSampler
+from runnel.llm.sampling.sampler import POLICY, SAMPLE_EVERY, PromptSampler
 from runnel.llm.tasks import Example
 from runnel.llm.tokenize import Tokenizer, messages_of
 
@@ -32,7 +33,8 @@ class ChatSampler(PromptSampler):
     """A core `Sampler` that plays conversations in groups of `group_size`, all of a group from one task and one seed.
 
     What a segment requires of versions, refills, old groups and history is as with `PromptSampler`. A conversation whose
-    environment fails is begun anew, `talk.retries` times; then its group is cancelled with the reason.
+    environment fails is begun anew, `talk.retries` times; then its group is cancelled with the reason. `partners` are the
+    agents that are not trained, and who speaks for them; each of the others has a trajectory in every conversation.
     """
 
     _groups: list[ChatGroup]  # type: ignore[assignment]
@@ -46,9 +48,13 @@ class ChatSampler(PromptSampler):
         max_context: int,
         blocking_calls: bool,
         pass_reward: float = 1.0,
+        partners: Mapping[str, Partner] | None = None,
         **more: Any,
     ) -> None:
         super().__init__(task, tokenizer, **more)
+        self._streams = {agent: partner.stream for agent, partner in (partners or {}).items()}
+        self._clients: Mapping[str, InferenceClient] = {}
+        self._trained = tuple(agent for agent in task.agents if agent not in self._streams)
         self._chat, self._max_turns, self._pass_reward = task, max_turns, pass_reward
         self._known: list[Verdict] = []
         """Verdicts that need no reward function."""
@@ -60,19 +66,37 @@ class ChatSampler(PromptSampler):
             seed=self._seed,
             sampling=self._sampling,
             blocking=blocking_calls,
+            partners=partners,
         )
 
+    @property
+    def num_rows(self) -> int:
+        return self.group_size * len(self._trained)
+
     def step(self, clients: Any, writers: Any) -> int:
-        work = super().step(clients, writers)
+        self._clients = clients
+        work = sum(client.poll() for client in self._partner_clients() if client.pending())
+        work += super().step(clients, writers)
+        if unanswered := sum(client.pending() for client in self._partner_clients()):
+            self._waits_for = self._waits_for or f"{unanswered} completions of partners"
         if work == 0 and self.player.pending():
             self._waits_for = f"{self.player.pending()} calls of environments and tools"
             self.player.wait(WAIT_S)
             return 1
         return work
 
+    def _client_of(self, agent: str) -> InferenceClient:
+        return self._clients[self._streams.get(agent, POLICY)]
+
+    def _partner_clients(self) -> list[InferenceClient]:
+        return [self._clients[stream] for stream in dict.fromkeys(self._streams.values())]
+
     # ------------------------------------------------------------------------------------------------------- a group
+    def _ready(self, client: InferenceClient, version: int, synced: set[int]) -> bool:
+        return super()._ready(client, version, synced) and all(partner.sync() for partner in self._partner_clients())
+
     def _new_group(self, slot: Slot, example: Example, attempt: int) -> ChatGroup:
-        return ChatGroup(slot, example, [], attempt=attempt, trained=self._chat.agents)
+        return ChatGroup(slot, example, [], attempt=attempt, trained=self._trained)
 
     def _no_room(self, group: CompletionGroup) -> str:
         return ""  # a prompt that is too long ends its conversation
@@ -84,7 +108,7 @@ class ChatSampler(PromptSampler):
         given = group.example.columns.get(SEED)
         names = (header.sequence, group.attempt) if self._source.uses_history else (header.sample_id,)
         seed = int(given) if isinstance(given, int) else make_seed(self._seed, "conversation", *names)
-        for number in range(self.group_size // len(group.trained)):
+        for number in range(self.group_size):
             conversation = self.player.open(
                 group.example,
                 number=number,
@@ -102,11 +126,11 @@ class ChatSampler(PromptSampler):
     def _collect(self, client: InferenceClient, reference: InferenceClient | None) -> int:
         """Let all conversations go on; begin those anew that have failed; have groups judged that are complete."""
         going = [g for g in self._groups if g.runs]
-        work = self.player.step(lambda agent: client, [c for g in going for c in g.conversations])
+        work = self.player.step(self._client_of, [c for g in going for c in g.conversations])
         for group in going:
             for conversation in group.conversations:
                 if conversation.failure and self._may_retry(conversation):
-                    self._retry(client, group, conversation)
+                    self._retry(group, conversation)
                     work += 1
             if group.complete:
                 group.judged = True
@@ -117,16 +141,14 @@ class ChatSampler(PromptSampler):
     def _may_retry(self, conversation: Conversation) -> bool:
         return conversation.lost or (not conversation.hopeless and conversation.attempt < self._chat.talk.retries)
 
-    def _retry(self, client: InferenceClient, group: ChatGroup, conversation: Conversation) -> None:
+    def _retry(self, group: ChatGroup, conversation: Conversation) -> None:
         at = shown_prompt(group.example.text)
         self._events.append({"kind": "call_retried", "reason": f"conversation: {conversation.failure}", "prompt": at})
-        self.player.again(lambda agent: client, conversation, group.example)
+        self.player.again(self._client_of, conversation, group.example)
 
     def _reissue(self, client: InferenceClient) -> None:
-        if client.pending():
-            return
         asked = [c for g in self._groups for c in g.conversations if c.runs]
-        if num := self.player.reissue(asked):
+        if num := self.player.reissue(self._client_of, asked):
             self._events.append({"kind": "event", "text": f"asked again for {num} completions"})
 
     def _abort(self, client: InferenceClient, writer: SampleWriter, reference: InferenceClient | None) -> None:
@@ -136,7 +158,7 @@ class ChatSampler(PromptSampler):
             oldest = group.oldest()
             if oldest is not None and self._too_old(oldest, writer.version()):
                 for conversation in group.conversations:
-                    self.player.drop(lambda agent: client, conversation)
+                    self.player.drop(self._client_of, conversation)
                 self._groups.remove(group)
                 writer.cancel(group.slot, "aborted")
 
@@ -183,11 +205,16 @@ class ChatSampler(PromptSampler):
             self.player.release(conversation)
         return fill_conversations(group, self._chat.turn_channels, greedy_first=self._greedy_first)
 
+    def _says_nothing(self, totals: Sequence[float]) -> bool:
+        num = len(self._trained)  # each agent is compared with itself in the other conversations
+        return all(len(set(totals[i::num])) == 1 for i in range(num))
+
     def _report(self, group: CompletionGroup, totals: Sequence[float]) -> None:
         assert isinstance(group, ChatGroup)
         sides = list(group.sides())
         for side, total in zip(sides, totals, strict=True):
-            self._events.append(episode(side, total) | {"passed": total >= self._pass_reward - 1e-9})
+            mine = {"by_policy": {side.agent: total}} if len(self._trained) > 1 else {}
+            self._events.append(episode(side, total) | {"passed": total >= self._pass_reward - 1e-9} | mine)
         if self._num_groups % SAMPLE_EVERY == 0:
             self._events.append(told(group, sides[0], totals[0]))
         self._num_groups += 1
@@ -207,9 +234,7 @@ class ChatSampler(PromptSampler):
 
     def _group_from(self, data: State, writer: SampleWriter) -> ChatGroup:
         plain = group_from(data, writer)
-        group = ChatGroup(
-            plain.slot, plain.example, [], rewards=plain.rewards, attempt=plain.attempt, trained=self._chat.agents
-        )
+        group = ChatGroup(plain.slot, plain.example, [], rewards=plain.rewards, attempt=plain.attempt, trained=self._trained)
         group.begun = data["begun"]
         group.conversations = [self.player.restored(one, group.example) for one in data["conversations"]]
         return group
@@ -266,6 +291,7 @@ def told(group: ChatGroup, side: Speaker, total: float) -> State:
         "sample_id": group.slot.header.sample_id,
         "return": total,
         "reason": side.reason,
+        **({"agent": side.agent} if len(group.conversations[0].sides) > 1 else {}),
         "task": {} if group.example.columns.get(TASK) is None else group.example.columns[TASK],
         "messages": messages,
         "turns": turns,

@@ -23,7 +23,7 @@ from runnel.llm.chat.games import as_game, channels_of, close_game, own
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.tasks.text import Example, TextTask
 from runnel.llm.tokenize import messages_of
-from runnel.llm.worlds import WORLDS, make_world
+from runnel.llm.worlds import GAMES, WORLDS, make_game, make_world
 
 TASK, SEED = "task", "seed"
 """Columns of an example: what `reset` gets, and the seed of the environment where that alone tells one task from another."""
@@ -147,8 +147,10 @@ def maker_of(spec: str | Maker, settings: Settings) -> Maker:
     """What makes the environment of one conversation."""
     if isinstance(spec, str) and spec in WORLDS:
         return lambda: make_world(spec, **settings)
+    if isinstance(spec, str) and spec in GAMES:
+        return lambda: make_game(spec, **settings)
     if isinstance(spec, str) and not is_reference(spec):
-        raise ConfigError("chat", spec, f"choose one of {', '.join(sorted(WORLDS))}, or write file.py:make_env")
+        raise ConfigError("chat", spec, f"choose one of {', '.join(sorted({**WORLDS, **GAMES}))}, or write file.py:make_env")
     make: Maker = load_object(spec, "chat") if isinstance(spec, str) else spec
     return lambda: make(**settings)
 

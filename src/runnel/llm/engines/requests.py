@@ -311,8 +311,10 @@ class QueuedEngine:
 
 def fits_in_place(model: PreTrainedModel, params: ParamSet) -> bool:
     """Whether `model` can use the learner's own tensors: they are shared, and have its precision and device."""
+    if not params.shared:  # a partner's version has no parameters at all
+        return False
     own, given = next(iter(model.parameters())), next(iter(params.params.values()))
-    return params.shared and (given.dtype, given.device) == (own.dtype, own.device)
+    return (given.dtype, given.device) == (own.dtype, own.device)
 
 
 def check_requests(requests: Sequence[Request], max_length: int, decode: Decode | None) -> None:

@@ -25,6 +25,7 @@ from runnel.llm.engines.completions import Completion, CompletionEngine
 from runnel.llm.engines.requests import Decode, check_row
 from runnel.llm.engines.vllm_process import VllmProcess
 from runnel.llm.engines.vllm_server import NOT_FINITE, Message
+from runnel.llm.model.causal_lm import model_params
 from runnel.llm.model.lora import Adapters, merged_params
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class VllmEngine(CompletionEngine):
     def load_params(self, params: ParamSet) -> None:
         """Use `params` from the next `step` on. Requests for an exact other version must have ended before."""
         self._check_version(params.version)
-        params = replace(params, params=self._whole(params.params))
+        params = replace(params, params=self._whole(params.params or self._built()))
         found = {name: list(value.shape) for name, value in params.params.items()}
         odd = sorted(name for name in self._shapes.keys() | found.keys() if self._shapes.get(name) != found.get(name))
         if odd:
@@ -198,6 +199,12 @@ class VllmEngine(CompletionEngine):
         self._send(params)
         self.version = params.version
         self._start(running)
+
+    def _built(self) -> Mapping[str, Tensor]:
+        """The parameters of the model as it is built: what a version without parameters stands for."""
+        if self._make_model is None:
+            raise ConfigError("params", "none", "this engine has no model that it could use as it is; give it make_model")
+        return model_params(self._make_model())
 
     def _whole(self, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """All plain parameters of a version, with adapters merged."""

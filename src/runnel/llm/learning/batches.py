@@ -28,9 +28,10 @@ def join_rows(segments: Sequence[Segment]) -> Batch:
     """The rows of several segments as those of one: each field that the segments have, places counted anew, and more.
 
     Per trajectory `[B]`: `group`, the number of its segment, its `task_id`, and its reward in each channel,
-    `rewards/<channel>`. Per row `[R]`: `row_owner`, its trajectory; where the stream does not say it, each row is one. Per
-    token `[N]`: `token_rewards/<channel>` of channels that reward tokens or turns (at a turn's last token); of the latter
-    `turn_rewards/<channel>` `[U]`, too.
+    `rewards/<channel>`. Where several agents are trained (`agent`), those of each agent of a segment are a group: roles are
+    paid differently, and the mean over both players of a zero-sum game is always 0. Per row `[R]`: `row_owner`, its trajectory;
+    where the stream does not say it, each row is one. Per token `[N]`: `token_rewards/<channel>` of channels that reward tokens
+    or turns (at a turn's last token); of the latter `turn_rewards/<channel>` `[U]`, too.
     """
     spec, out = segments[0].spec, Batch()
     for name, f in spec.fields.items():
@@ -44,6 +45,8 @@ def join_rows(segments: Sequence[Segment]) -> Batch:
     out["row_start"] = out["row_length"].cumsum(0) - out["row_length"]
     numbers = torch.tensor([s.num_rows for s in segments])
     out["group"] = torch.repeat_interleave(torch.arange(len(segments)), numbers)
+    if "agent" in out:
+        out["group"] = out["group"] * (int(out["agent"].max()) + 1) + out["agent"]
     out["task_id"] = torch.repeat_interleave(torch.tensor([s.header.task_id for s in segments]), numbers)
     out.setdefault("row_owner", torch.arange(len(out["row_length"])))
     if len(out["row_owner"]) and bool((out["row_owner"].diff() < 0).any()):

@@ -88,6 +88,7 @@ class GroupRecorder:
             "task_id": group.header.task_id,
             "sample_id": group.header.sample_id,
             **self._prompt(group, example),
+            **({"agent": int(group.joined["agent"][group.members[0]])} if "agent" in group.joined else {}),
             "source": self.source,
             "rows": [self._row(group, i) for i in range(len(group.members))],
         }
@@ -175,15 +176,20 @@ class GroupRecorder:
 
 
 def _members(joined: Batch, segments: Sequence[Segment], turn: int) -> tuple[int, list[int]] | None:
-    """Number of the segment and trajectories of one group or pair; None if those of a segment are independent of each other."""
+    """Number of the segment and trajectories of one group or pair; None if those of a segment are independent of each other.
+    Of several agents, each has a group of its own."""
     size = segments[0].spec.unit_rows
     if size < 2:
         return None
     units = len(joined["group"]) // size
     if not units:
         return None
-    members = list(range(turn % units * size, (turn % units + 1) * size))
-    return int(joined["group"][members[0]]), members
+    agents = int(joined["agent"].max()) + 1 if "agent" in joined else 1
+    unit, agent = divmod(turn % (units * agents), agents)
+    members = list(range(unit * size, (unit + 1) * size))
+    ends = torch.tensor([s.num_rows for s in segments]).cumsum(0)
+    number = int(torch.searchsorted(ends, members[0], right=True))
+    return number, members if agents == 1 else [m for m in members if int(joined["agent"][m]) == agent]
 
 
 def token_texts(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:

@@ -174,8 +174,8 @@ def group_advantages(segment: Segment, channels: Mapping[str, float]) -> Iterato
     """Task and mean size of the advantages of the groups behind a segment (as `group_totals`)."""
     if "replaced/task_id" in segment.arrays:
         yield from ((task_id, 0.0) for task_id in segment.arrays["replaced/task_id"].tolist() if task_id >= 0)
-    rewards = sum_channels(join_rows([segment]), channels)
-    advantage = group_advantage(rewards, torch.zeros(len(rewards), dtype=torch.int64), scale=True)
+    rows = join_rows([segment])
+    advantage = group_advantage(sum_channels(rows, channels), rows["group"], scale=True)
     yield segment.header.task_id, float(advantage.abs().double().mean())
 
 

@@ -175,6 +175,7 @@ def rollout_stream(
     groups_per_batch: int = 1,
     max_turns: int = 1,
     max_rows: int = 1,
+    num_agents: int = 1,
     capacity: int = 2,
     num_writers: int = 1,
 ) -> StreamSpec:
@@ -191,8 +192,11 @@ def rollout_stream(
     with their `row_owner`; a turn (`U`) has its row, where it starts and ends in that, what it earned (`turn_rewards` are
     channels by turn), `turn_key` (equal for turns that saw the same) and its `duration_s` (what tools and environment took). A
     trajectory has `tool_calls` and `tool_errors`: their numbers. Then `max_prompt` and `max_tokens` are sums over a trajectory.
+
+    With several agents that are trained (`num_agents`), a segment has a trajectory for each agent of `group_size`
+    conversations, one conversation after another, and `agent` says whose each is.
     """
-    several = max_turns > 1 or max_rows > 1
+    several, trajectories = max_turns > 1 or max_rows > 1, group_size * num_agents
     fields = _ragged("R" if several else "B")
     fields["logprob"] = FieldSpec(("N",))
     fields["policy_version"] = FieldSpec(("N",), torch.int64)
@@ -208,20 +212,22 @@ def rollout_stream(
     for channel in rewards:
         dim = "N" if channel in token_rewards else "U" if channel in turn_rewards else "B"
         fields[f"rewards/{channel}"] = FieldSpec((dim,))
-    sizes = {"N": group_size * (max_prompt + max_tokens), "B": group_size}
+    sizes = {"N": trajectories * (max_prompt + max_tokens), "B": trajectories}
+    if num_agents > 1:
+        fields["agent"] = FieldSpec(("B",), torch.int64)
     if several:
         fields["row_owner"] = FieldSpec(("R",), torch.int64, index_of=("B",))
         fields["turn_row"] = FieldSpec(("U",), torch.int64, index_of=("R",))
         fields |= {name: FieldSpec(("U",), torch.int64) for name in ("turn_start", "turn_end", "turn_key")}
         fields["duration_s"] = FieldSpec(("U",))
         fields |= {name: FieldSpec(("B",), torch.int64) for name in ("tool_calls", "tool_errors")}
-        sizes |= {"R": group_size * max_rows, "U": group_size * max_turns}
+        sizes |= {"R": trajectories * max_rows, "U": trajectories * max_turns}
     return StreamSpec(
         name="rollouts",
         fields=fields,
         sizes=sizes,
         variable=("N", "R", "U") if several else ("N",),
-        unit_rows=group_size,
+        unit_rows=trajectories,
         capacity=capacity,
         batch_segments=groups_per_batch,
         num_writers=num_writers,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 
 import torch
 
@@ -94,6 +95,11 @@ class PromptSampler:
         self._waits_for = "its first step"
 
     # ------------------------------------------------------------------------------------------------------------ step
+    @property
+    def num_rows(self) -> int:
+        """Trajectories of a group."""
+        return self.group_size
+
     def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
         """Open groups while segments are free, submit those that may start, decode once, and commit those that are judged."""
         client, writer = clients[POLICY], writers[ROLLOUTS]
@@ -291,18 +297,22 @@ class PromptSampler:
     def _settle(self, group: CompletionGroup, rewards: Rewards, writer: SampleWriter, reference: InferenceClient | None) -> int:
         """Commit a group with its rewards, or replace it where they say nothing."""
         self._failures = 0
-        totals = [self.task.total({c: values[i] for c, values in rewards.items()}) for i in range(self.group_size)]
+        totals = [self.task.total({c: values[i] for c, values in rewards.items()}) for i in range(self.num_rows)]
         self._report(group, totals)
-        if max(totals) == min(totals) and self._num_refills(group) < self._max_refills:
+        if self._says_nothing(totals) and self._num_refills(group) < self._max_refills:
             self._refills += 1
             self._drop(group, reference)
-            self._give_up(group, totals[0])
+            self._give_up(group, totals[0] if max(totals) == min(totals) else fmean(totals))
             writer.cancel(group.slot, "no_signal")
             return 1
         self._refills, group.rewards = 0, rewards
         if not group.asked:
             self._commit(group, writer)
         return 1
+
+    def _says_nothing(self, totals: Sequence[float]) -> bool:
+        """Whether the rewards of a group have no gradient."""
+        return max(totals) == min(totals)
 
     def _num_refills(self, group: CompletionGroup) -> int:
         """Groups in a row that were replaced: of this segment, or where no history is used, of this actor."""
@@ -338,7 +348,7 @@ class PromptSampler:
         self._give_up(group)
         writer.cancel(group.slot, reason)
         at = {"prompt": shown_prompt(group.example.text), "lines": lines}
-        self._events.append({"kind": "failure", "reason": reason, "rows": self.group_size, **at})
+        self._events.append({"kind": "failure", "reason": reason, "rows": self.num_rows, **at})
         self._failures += 1
         if self._failures >= MAX_FAILURES:
             what = f"{self._failures} groups in a row failed, the last one with {reason!r} {at['prompt']}"
