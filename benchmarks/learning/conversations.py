@@ -89,7 +89,7 @@ ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bandit/turn_ppo": ("turn_ppo", BANDIT),
     "bandit/loop": ("loop", BANDIT),
 }
-"""By name, the recipe and its settings. Entries of one world have the same settings, and so the same number of conversations."""
+"""By name, the recipe and its settings. Entries of one world have the same settings, and so as many conversations."""
 KEPT = ("version", "tokens", "mean", "low", "high", "num")
 SUCCESS = {"bandit": "right"}
 """The channel that says what was achieved, where that is not the return."""

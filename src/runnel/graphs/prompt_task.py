@@ -418,6 +418,6 @@ class PromptTask:
 
     def policy(self, *, temperature: float = 1.0, **of_conversations: Any) -> tuple[Policy, Inferencer]:
         """What `rl.load` gives back."""
-        limits = {"max_tokens": self.sizes.completion, "stop": self._stop}
+        limits: dict[str, Any] = {"max_tokens": self.sizes.completion, "stop": self._stop}
         policy = ChatPolicy(self.model(), self.tokenizer, temperature=temperature, **limits, **of_conversations)
         return policy, policy.engine

@@ -129,7 +129,8 @@ def heard(found: Played) -> list[str]:
 @pytest.mark.parametrize("name", BAD_TOOLS)
 def test_a_bad_tool_is_told_to_the_model_and_counted_by_its_kind(name):
     act, kind, words = BAD_TOOLS[name]
-    found = plays([tool(act, name="bad", description="Harm.")])
+    limit_s = 0.3 if kind == "timeout" else 30.0  # what does not hang may take its time on a busy machine
+    found = plays([tool(act, name="bad", description="Harm.")], tool_timeout_s=limit_s)
     assert [e for e in found.tool_errors() if e] == [{kind: 1}]
     assert sum(f"</tool_call><tool_response>\n{words}" in text for text in heard(found)) == 2, "in its next two prompts"
     by_group = {s.header.sequence: s.arrays for s in found.stream.committed}

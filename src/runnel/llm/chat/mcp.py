@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runnel.core.contracts.chat import Tool, ToolFailure
+from runnel.core.contracts.chat import Lane, Tool, ToolFailure
 from runnel.core.errors import DataError
 from runnel.core.state import JsonObject, Settings
 
@@ -84,7 +84,7 @@ def _tool(listed: Any, call: McpCall) -> Tool:
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
         raise DataError(f"the MCP tool {name!r} has the inputSchema {_short(schema)}; it must be a schema of the type object")
     said = listed.get("description") or listed.get("title") or name
-    lane = "async" if inspect.iscoroutinefunction(call) else "thread"
+    lane: Lane = "async" if inspect.iscoroutinefunction(call) else "thread"
     return Tool(name, str(said), dict(schema), lambda: _OpenMcp(name, call), lane)
 
 

@@ -58,6 +58,8 @@ class Asked(Protocol):
 
     def abort(self, tickets: Sequence[int]) -> None: ...
 
+    def pending(self) -> int: ...
+
 
 ClientOf = Callable[[str], Asked]
 """Whom an agent's replies are asked of."""
