@@ -74,6 +74,9 @@ class EngineClient:
     def ready(self, ticket: int) -> Reply | None:
         return self._replies.pop(ticket, None)
 
+    def pending(self) -> int:
+        return self._engine.pending() + len(self._replies)
+
     def abort(self, tickets: Sequence[int]) -> None:
         self._engine.abort(tickets)
         for ticket in tickets:
