@@ -12,6 +12,22 @@ GRPO = merged(ROLLOUTS, LETTERS, {"total_updates": 3, "group_size": 4})
 ON_PAIRS = {"total_updates": 3, "learner": LETTERS["learner"]}
 PASSES = {"learner": {"num_epochs": 2, "num_minibatches": 2, "micro_batch_tokens": 64}}
 """Several optimiser steps a batch: before the second, ratios are 1 and nothing is clipped."""
+TALK = merged(
+    {k: v for k, v in GRPO.items() if k != "task"}, {"chat": "bandit", "max_turns": 2, "max_tokens": 2, "total_updates": 3}
+)
+"""Conversations of two turns."""
+CALLS = merged(
+    TALK,
+    {
+        "chat": "calculator",
+        "max_turns": 3,
+        "max_tokens": 80,
+        "warmup_updates": 2,
+        "demo_rows": 2,
+        "lm": {"max_positions": 1024},
+    },
+)
+"""Conversations with a tool, imitated before they are played."""
 FRESH = ("reinforce", "rloo", "remax")
 """They take one step a batch."""
 RECIPES: dict[str, Settings] = {
@@ -35,6 +51,9 @@ FORMS: dict[str, tuple[str, Settings]] = {
     "grpo plain transformers": ("grpo", merged(GRPO, {"engine": {"kind": "hf"}})),
     "grpo one step off": ("grpo", merged(GRPO, {"num_actors": 2, "staleness": {"mode": "one_step"}})),
     "grpo grouped heads": ("grpo", merged(GRPO, {"lm": {"heads": 4, "kv_heads": 2, "tie_embeddings": False}})),
+    **{f"{name} conversations": (name, TALK) for name in ("grpo", "gigpo", "turn_ppo", "spa", "grpo_roc", "token_ppo")},
+    "loop conversations by turn": ("loop", merged(TALK, {"loop": {"ratio": "turn"}})),
+    "grpo conversations with a tool": ("grpo", CALLS),
     "token_ppo critic warm-up": ("token_ppo", merged(GRPO, {"ppo": {"critic_warmup": 1, "kl_coef": 0.05, "kl_in": "reward"}})),
 }
 SMALL_STAGES = {"sft_updates": 2, "demo_rows": 8, "pair_batches": 1, "eval_prompts": 2, **SMALL_LM, **LETTERS}
