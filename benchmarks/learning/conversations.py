@@ -92,8 +92,8 @@ ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
 """By name, the recipe and its settings. Entries of one world have the same settings, and so as many conversations."""
 KEPT = ("version", "tokens", "mean", "low", "high", "num")
 SUCCESS = {"bandit": "right"}
-"""The channel that says what was achieved, where that is not the return. It is read from the sampled conversations of the first and
-last `WINDOW` updates on rollouts: a greedy player says the likeliest letter, however unsure it is."""
+"""The channel that says what was achieved, where that is not the return. It is read from the sampled conversations of the first
+and last `WINDOW` updates on rollouts: a greedy player says the likeliest letter, however unsure it is."""
 WINDOW = 20
 
 

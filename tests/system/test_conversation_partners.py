@@ -93,7 +93,7 @@ def test_a_stored_policy_is_one_version_of_one_run_from_the_start_on(first: Path
     )
     stored_params.cache_clear()
     shutil.rmtree(there)
-    with pytest.raises(rl.ConfigError, match="agents = .*there is no such folder"):
+    with pytest.raises(rl.ConfigError, match=r"agents = .*there is no such folder"):
         rl.resume(run.path)
 
 
@@ -115,10 +115,10 @@ def test_what_cannot_speak_is_refused_before_anything_starts(first: Path, tmp_pa
     for entry, why in refused.items():
         with pytest.raises(rl.ConfigError, match=f"^agents = .*{why}"):
             played(tmp_path / "none", (entry,))
-    with pytest.raises(rl.ConfigError, match="^agents = .*have one agent"):
+    with pytest.raises(rl.ConfigError, match=r"^agents = .*have one agent"):
         played(tmp_path / "none", ("agent=frozen",), chat="guess")
-    with pytest.raises(rl.ConfigError, match="^agents = .*name one with --chat"):
+    with pytest.raises(rl.ConfigError, match=r"^agents = .*name one with --chat"):
         rl.train("grpo", out=str(tmp_path / "none"), agents=("a=frozen",))
-    with pytest.raises(rl.ConfigError, match="^placement.trainers = .*cannot share evenly; use 2"):
+    with pytest.raises(rl.ConfigError, match=r"^placement\.trainers = .*cannot share evenly; use 2"):
         played(tmp_path / "none", launcher="local", placement={"trainers": 4})
     assert not (tmp_path / "none").exists()
