@@ -14,7 +14,7 @@ from runnel.core.errors import DataError
 from runnel.core.sharding.batch_split import cut
 from runnel.llm.algorithms.base import aggregate
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
-from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
+from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig, token_rewards
 from runnel.llm.learning.batches import join_rows, merge, token_owner
 from runnel.llm.learning.drift import version_stats
 from runnel.llm.learning.in_parts import TokenLearnerInParts
@@ -138,7 +138,7 @@ def test_rewards_of_turns_lie_at_their_last_tokens_and_add_up():
     ends = [int(rows["row_start"][r] + e) - 1 for r, e in zip(rows["turn_row"], rows["turn_end"], strict=True)]
     assert rows["token_rewards/win"][ends].tolist() == turns.tolist()
     assert float(rows["token_rewards/win"].sum()) == float(turns.sum())
-    earned = TokenPPO(TokenPPOConfig(), channels={"win": 1.0, "exact": 10.0}).token_rewards(rows)
+    earned = token_rewards(TokenPPO(TokenPPOConfig(), channels={"win": 1.0, "exact": 10.0}), rows)
     expected = rows["token_rewards/win"].clone()
     for trajectory, reward in enumerate(segment.arrays["rewards/exact"].tolist()):
         expected[ends[int((owner == trajectory).nonzero().max())]] += 10.0 * reward

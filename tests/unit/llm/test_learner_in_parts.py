@@ -13,7 +13,7 @@ from runnel.core.contracts.learning import SingleProcess, TakesParts
 from runnel.core.errors import ConfigError
 from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
 from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
-from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
+from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
 from runnel.llm.algorithms.reinforce import RLOO, ReinforceConfig
@@ -28,7 +28,7 @@ CHANNELS = {"exact": 1.0, "style": 0.5}
 ALGORITHMS = {
     "grpo": lambda: GRPO(GRPOConfig(), channels=CHANNELS),
     "grpo with a reference and an entropy bonus": lambda: GRPO(GRPOConfig(kl_coef=0.3, entropy_coef=0.1), channels=CHANNELS),
-    "dr_grpo": lambda: DrGRPO(GRPOConfig(), channels=CHANNELS, max_tokens=6),
+    "dr_grpo": lambda: GRPO(GRPOConfig(normalise="none", aggregation="constant"), channels=CHANNELS, max_tokens=6),
     "dapo": lambda: DAPO(DAPOConfig(overlong_buffer=2), channels=CHANNELS, max_tokens=6),
     "gspo": lambda: GSPO(GSPOConfig(), channels=CHANNELS),
     "rloo": lambda: RLOO(ReinforceConfig(), channels=CHANNELS),

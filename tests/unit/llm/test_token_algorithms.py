@@ -22,7 +22,7 @@ from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
 from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
 from runnel.llm.algorithms.dpo import DPO, DPOConfig, OnlineDPO
 from runnel.llm.algorithms.gigpo import GiGPO, GiGPOConfig
-from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
+from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.grpo_roc import GRPORoC, GRPORoCConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
 from runnel.llm.algorithms.loop import LOOP, LOOPConfig
@@ -48,7 +48,7 @@ BOTH = {"channels": {"exact": 1.0}, "max_tokens": 6}
 ALGORITHMS = {
     "grpo": lambda: GRPO(GRPOConfig(kl_coef=0.1, entropy_coef=0.01), **BOTH),
     "grpo, KL in reward": lambda: GRPO(GRPOConfig(kl_coef=0.1, kl_in="reward"), **BOTH),
-    "dr_grpo": lambda: DrGRPO(GRPOConfig(), **BOTH),
+    "dr_grpo": lambda: GRPO(GRPOConfig(normalise="none", aggregation="constant"), **BOTH),
     "dapo": lambda: DAPO(DAPOConfig(overlong_buffer=3), **BOTH),
     "gspo": lambda: GSPO(GSPOConfig(clip_low=0.2, clip_high=0.2), **BOTH),
     "reinforce": lambda: Reinforce(ReinforceConfig(), **BOTH),
