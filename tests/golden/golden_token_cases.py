@@ -28,7 +28,7 @@ CALLS = merged(
     },
 )
 """Conversations with a tool, imitated before they are played."""
-FRESH = ("reinforce", "rloo", "remax")
+FRESH = ("reinforce", "rloo", "remax", "oreal")
 """They take one step a batch."""
 RECIPES: dict[str, Settings] = {
     **dict.fromkeys(ON_ROLLOUTS, GRPO),

@@ -60,6 +60,39 @@ def test_a_policy_algorithm_raises_the_reward(recipe: str, tmp_path: Path) -> No
     assert sum(score >= 0.5 for score in found) == 2, found
 
 
+FAMILY: dict[str, dict[str, Any]] = {
+    "dr_grpo": {"grpo": {"normalise": "batch", "dual_clip": 3.0}},
+    "reinforce_plus_plus": {},
+    "cispo": {},
+    "topr": {},
+    "opmd": {},
+    "pacs": {"pacs": {"beta": 0.3}},
+    "oreal": {},
+    "a_lol": {},
+    "raft": {},
+    "kl_cov": {"learner": LEARNER | {"num_minibatches": 2}},
+    "ppo_max": {"ppo_max": {"macro": 2}, "learner": LEARNER | {"critic_lr": 3e-3}},
+}
+
+
+def test_the_family_goes_on_from_imitation(tmp_path: Path) -> None:
+    """A model that imitates digits and letters alike answers with some of both. From there each algorithm has 15 updates of 32
+    completions, on one seed: the share of digits in samples rises from at most 0.5 to at least 0.75, and in greedy answers to
+    unseen prompts to at least 0.8. (The lowest that was seen on seed 1 is 0.85, and 1.0.)"""
+    mixed = f"{Path(__file__).parent / 'digits_task.py'}:make_mixed_task"
+    sft = {**TINY, "task": mixed, "learner": LEARNER | {"lr": 1e-2}, "demo_rows": 32, "total_updates": 15}
+    shared = {**TINY, "model": "{sft}/model", "num_prompts": 4, "group_size": 8, "total_updates": 15, "learner": LEARNER}
+    del shared["lm"]
+    stages = [rl.Stage(recipe, recipe, shared | own) for recipe, own in FAMILY.items()]
+    _, *runs = rl.run_pipeline([rl.Stage("sft", "sft", sft), *stages], out=tmp_path)
+    for recipe, run in zip(FAMILY, runs, strict=True):
+        sampled = [row["metrics"]["reward/mean"] for row in run.rows()]
+        assert run.eval is not None
+        assert sampled[0] <= 0.5, (recipe, sampled)
+        assert np.mean(sampled[-3:]) >= 0.75, (recipe, sampled)
+        assert run.eval["mean"] >= 0.8, (recipe, run.eval["mean"])
+
+
 def write_pairs(path: Path) -> str:
     """Answers of random digits are preferred to answers of random letters."""
     rng = np.random.default_rng(0)
@@ -77,7 +110,7 @@ def test_dpo_prefers_digits_after_imitating_both(tmp_path: Path) -> None:
     found = []
     for seed in (1, 2, 3):
         shared = {**TINY, "seed": seed, "task": mixed, "learner": LEARNER, "eval": {"episodes": 0}}
-        sft = {**shared, "learner": {**LEARNER, "lr": 1e-2}, "demo_rows": 32, "total_updates": 60}
+        sft = {**shared, "learner": {**LEARNER, "lr": 1e-2}, "demo_rows": 32, "total_updates": 15}
         del shared["lm"]
         stages = [
             rl.Stage("sft", "sft", sft),

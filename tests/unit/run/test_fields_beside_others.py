@@ -53,6 +53,17 @@ ALWAYS = {
         "ppo.value_clip",
         "turn_ppo.value_clip",
         "loop.ratio",
+        "a_lol.ratio",
+        "a_lol.clip",
+        "cispo.max_ratio",
+        "cispo.min_ratio",
+        "ppo_max.value_clip",
+        "opmd.tau",
+        "max_log_ratio",
+        "covariance.share",
+        "covariance.low",
+        "covariance.high",
+        "dual_clip",
         "clip_low",
         "clip_high",
         "behaviour",
@@ -136,6 +147,9 @@ TOGETHER: list[tuple[str, dict[str, Any], str, Any]] = [
     ("appo", {"appo.num_epochs": 1, "appo.num_minibatches": 1}, "appo.target_kl", 0.1),
     ("decoupled", {"decoupled.proximal": "reuse"}, "decoupled.clip_low", 0.1),
     ("decoupled", {"decoupled.proximal": "reuse"}, "decoupled.clip_high", 0.1),
+    ("decoupled", {"decoupled.proximal": "reuse"}, "decoupled.dual_clip", 3.0),
+    ("clip_cov", {"covariance.how": "kl"}, "covariance.low", 0.1),
+    ("clip_cov", {"covariance.how": "kl"}, "covariance.high", 0.1),
 ]
 
 

@@ -35,7 +35,10 @@ ROLLOUTS = {**TEXT, "num_prompts": 2, "group_size": 3}
 GROUPS = {
     **dict(zip(*[("grpo", "dapo", "gspo", "rloo", "reinforce", "remax", "aipo", "decoupled")] * 2, strict=True)),
     **dict(zip(*[("gigpo", "turn_ppo", "loop", "grpo_roc", "spa")] * 2, strict=True)),
-    "dr_grpo": "grpo",
+    **dict(
+        zip(*[("reinforce_plus_plus", "cispo", "topr", "opmd", "pacs", "oreal", "a_lol", "raft", "ppo_max")] * 2, strict=True)
+    ),
+    "clip_cov": "covariance",
     "token_ppo": "ppo",
     "online_dpo": "dpo",
 }
@@ -47,7 +50,7 @@ BASE: dict[str, dict[str, Any]] = {
     "make_pairs": {**{k: v for k, v in ROLLOUTS.items() if "learner." not in k}, "pairs_out": str(folder() / "p.jsonl")},
     **dict.fromkeys(GROUPS, ROLLOUTS),
 }
-SAME = {"reverse": "grpo"}
+SAME = {"reverse": "grpo", "dr_grpo": "grpo", "stable_reinforce": "reinforce_plus_plus", "kl_cov": "clip_cov"}
 """Recipes that are another one with other defaults: the same `build`."""
 
 LOCAL, FILE = {"launcher": "local"}, {"task": rows_file(), "max_tokens": 4}
@@ -151,6 +154,23 @@ TRIES: dict[str, Try] = {
     "dapo.overlong_buffer": Try(3),
     "dapo.overlong_penalty": Try(given={"dapo.overlong_buffer": 3}),
     "aipo.max_ratio": Try(1.0, STEPS),
+    "cispo.max_ratio": Try(1.0, STEPS),
+    "cispo.min_ratio": Try(1.0, STEPS),
+    "reinforce_plus_plus.max_log_ratio": Try(1e-6, STEPS),
+    "opmd.tau": Try(10.0, STEPS),
+    "opmd.pass_reward": Try(-1.0, {"opmd.length_coef": 1.0}),
+    "oreal.pass_reward": Try(0.0),
+    "a_lol.ratio": Try("token", STEPS),
+    "a_lol.clip": Try(0.0, STEPS),
+    "raft.pass_reward": Try(0.0, {"raft.keep": "passing"}),
+    "covariance.share": Try(1.0, {"covariance.low": -100.0}),
+    "covariance.low": Try(-100.0, {"covariance.share": 1.0}),
+    "covariance.high": Try(-100.0, {"covariance.share": 1.0, "covariance.low": -200.0}),
+    "covariance.distance_coef": Try(5.0, {"covariance.how": "kl", **STEPS}),
+    "ppo_max.reward_clip": Try(0.5),
+    "ppo_max.advantage_clip": Try(0.1),
+    "ppo_max.value_clip": Try(1e-3, STEPS | {"learner.critic_lr": 0.1}),
+    "decoupled.behaviour_from": Try("sampling_logprob", {"top_k": 3}),
     "decoupled.behaviour": Try(given={"decoupled.behaviour_high": 1.01, **STEPS, "total_updates": 4}),
     "decoupled.behaviour_low": Try(0.99, {**STEPS, "total_updates": 4}),
     "decoupled.behaviour_high": Try(1.01, {**STEPS, "total_updates": 4}),
@@ -201,12 +221,14 @@ OF["reward_model"] = (
     }
 )
 for recipe, group in GROUPS.items():
-    kl = {f"{group}.kl_coef": 0.5} if group != "dpo" else {}
+    held = getattr(getattr(registry.load_recipe(recipe).Config(), group), "kl_coef", 1.0) > 0
+    kl = {} if held else {f"{group}.kl_coef": 0.5}
     OF[recipe] = {
         f"{group}.kl_in": Try(given=kl),
         f"{group}.duration_power": Try(given=TALK),
         f"{group}.clip_low": Try(1e-4, STEPS),
         f"{group}.clip_high": Try(1e-4, STEPS),
+        f"{group}.dual_clip": Try(1.001, STEPS),
         "learner.reference_every": Try(1, kl | {"total_updates": 3}),
         "learner.reference_decay": Try(given={**kl, "learner.reference_every": 1, "total_updates": 3}),
         "placement.reference_workers": Try(given=kl, seen="placed"),

@@ -16,6 +16,7 @@ from runnel.core.resuming import OnResume, live, may_change
 from runnel.core.rng import content_id, make_rng
 from runnel.llm.algorithms.base import Component, Part
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
+from runnel.llm.learning.batches import token_owner
 from runnel.losses.base import Loss
 from runnel.losses.token import distance_loss
 
@@ -92,12 +93,14 @@ class Covariance(GRPO):
         """Each candidate with the probability that makes it `wanted` of all ranks in the mean. What is drawn depends on the
         seed and on the tokens of a row, and not on its place in the batch. `[N]`"""
         num = float(collective.all_reduce(candidates.sum().double()))
-        lengths = rows["row_length"].tolist()
-        drawn = [
-            torch.from_numpy(make_rng(self._seed, "clip-cov", content_id(row.numpy().tobytes())).random(len(row)))
-            for row in rows["tokens"].split(lengths)
-        ]
-        return candidates & (torch.cat(drawn) < wanted / max(num, 1.0))
+        places = rows["loss_mask"].nonzero().squeeze(1)
+        # the trained tokens alone: they are the same however a trajectory is cut into rows
+        lengths = torch.bincount(token_owner(rows)[places], minlength=len(rows["group"])).tolist()
+        drawn = torch.ones(len(candidates), dtype=torch.float64)
+        for at in places.split(lengths):
+            rng = make_rng(self._seed, "clip-cov", content_id(rows["tokens"][at].numpy().tobytes()))
+            drawn[at] = torch.from_numpy(rng.random(len(at)))
+        return candidates & (drawn < wanted / max(num, 1.0))
 
 
 def covariance(logprob: Tensor, advantage: Tensor, mask: Tensor, collective: Collective) -> tuple[Tensor, int]:
