@@ -120,7 +120,8 @@ def batch_spread(x: Tensor, collective: Collective) -> Tensor:
     kept = x.double()
     total, count = collective.all_reduce(torch.stack([kept.sum(), torch.full_like(kept.sum(), len(kept))]))
     squares = collective.all_reduce(((kept - total / count.clamp(min=1.0)) ** 2).sum())
-    return (squares / (count - 1.0).clamp(min=1.0)).sqrt().to(x.dtype)
+    spread: Tensor = (squares / (count - 1.0).clamp(min=1.0)).sqrt()
+    return spread.to(x.dtype)
 
 
 def relative_advantage(rewards: Tensor, group: Tensor, *, by: str, collective: Collective, eps: float = 1e-6) -> Tensor:

@@ -57,6 +57,8 @@ LOCAL, FILE = {"launcher": "local"}, {"task": rows_file(), "max_tokens": 4}
 GYM = {"task": "reasoning_gym:leg_counting", "lm.max_positions": 2048, "max_tokens": 4}
 GYM |= {"data.num_train": 20, "data.num_eval": 8}
 SAMPLES, WARM, STEPS = {"eval.samples": 2}, {"warmup_updates": 1}, {"learner.num_epochs": 3, "learner.lr": 0.1}
+ENDS, SIX = {"stop": tuple(map(chr, range(40, 60)))}, {"group_size": 6}
+"""Completions of different lengths; groups in which several are right, and several wrong."""
 BAND = {"filter.low": 0.2, "filter.high": 0.4, "filter.retry_after": 6}
 VISITS = {"filter.on": True, "total_updates": 10}
 MIX = {"task": "reverse", "tasks": ("a=field_tasks:make_task", "b=field_tasks:make_task")}
@@ -158,7 +160,10 @@ TRIES: dict[str, Try] = {
     "cispo.min_ratio": Try(1.0, STEPS),
     "reinforce_plus_plus.max_log_ratio": Try(1e-6, STEPS),
     "opmd.tau": Try(10.0, STEPS),
-    "opmd.pass_reward": Try(-1.0, {"opmd.length_coef": 1.0}),
+    "opmd.length_coef": Try(given=ENDS),
+    "opmd.pass_reward": Try(-1.0, {"opmd.length_coef": 1.0, **ENDS}),
+    "oreal.weigh_right": Try(given=SIX),
+    "raft.keep": Try(given=SIX),
     "oreal.pass_reward": Try(0.0),
     "a_lol.ratio": Try("token", STEPS),
     "a_lol.clip": Try(0.0, STEPS),
@@ -229,6 +234,7 @@ for recipe, group in GROUPS.items():
         f"{group}.clip_low": Try(1e-4, STEPS),
         f"{group}.clip_high": Try(1e-4, STEPS),
         f"{group}.dual_clip": Try(1.001, STEPS),
+        f"{group}.aggregation": Try(given=ENDS),
         "learner.reference_every": Try(1, kl | {"total_updates": 3}),
         "learner.reference_decay": Try(given={**kl, "learner.reference_every": 1, "total_updates": 3}),
         "placement.reference_workers": Try(given=kl, seen="placed"),

@@ -97,7 +97,7 @@ class Covariance(GRPO):
         # the trained tokens alone: they are the same however a trajectory is cut into rows
         lengths = torch.bincount(token_owner(rows)[places], minlength=len(rows["group"])).tolist()
         drawn = torch.ones(len(candidates), dtype=torch.float64)
-        for at in places.split(lengths):
+        for at in torch.split(places, lengths):
             rng = make_rng(self._seed, "clip-cov", content_id(rows["tokens"][at].numpy().tobytes()))
             drawn[at] = torch.from_numpy(rng.random(len(at)))
         return candidates & (drawn < wanted / max(num, 1.0))
@@ -119,7 +119,7 @@ def highest(x: Tensor, num: int, collective: Collective) -> float:
     True
     """
     x = x.double()
-    bound = float(collective.all_reduce((x * x).sum())) ** 0.5 + 1.0
+    bound: float = float(collective.all_reduce((x * x).sum())) ** 0.5 + 1.0
     low, high = -bound, bound
     # ranks can only add, so the place is found by halving: after 60 steps nothing lies between
     for _ in range(60):
