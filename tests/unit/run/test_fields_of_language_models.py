@@ -161,6 +161,7 @@ TRIES: dict[str, Try] = {
     "decoupled.behaviour_low": Try(0.99, {**STEPS, "total_updates": 4}),
     "decoupled.behaviour_high": Try(1.01, {**STEPS, "total_updates": 4}),
     "dpo.loss": Try("ipo"),
+    "dpo.smoothing": Try(0.2),
     "inpo.tau": Try(0.01),
     "ppo.value_clip": Try(1e-3, STEPS | {"learner.critic_lr": 0.1}),
     "grpo_roc.pass_reward": Try(0.0),
@@ -208,6 +209,7 @@ OF["reward_model"] = (
         "data.extract": Try("boxed", {"task": rows_file()}),
     }
 )
+REFRESHED = {"learner.reference_every": 1, "total_updates": 3}
 for recipe, group in GROUPS.items():
     kl = {f"{group}.kl_coef": 0.5} if group not in PAIRED else {}
     OF[recipe] = {
@@ -216,7 +218,8 @@ for recipe, group in GROUPS.items():
         f"{group}.clip_low": Try(1e-4, STEPS),
         f"{group}.clip_high": Try(1e-4, STEPS),
         "learner.reference_every": Try(1, kl | {"total_updates": 3}),
-        "learner.reference_decay": Try(given={**kl, "learner.reference_every": 1, "total_updates": 3}),
+        # REBEL compares with what was recorded: it has no reference
+        "learner.reference_decay": Try(given={**kl, **({} if group == "rebel" else REFRESHED)}),
         "placement.reference_workers": Try(given=kl, seen="placed"),
     }
 """Where a recipe needs another value, or other settings beside it."""
@@ -282,6 +285,7 @@ OF_PIPELINES = {
     "lm.heads": 8,
     "lm.kv_heads": 2,
     "ppo.kl_in": "loss",
+    "dpo.smoothing": 0.2,
 }
 
 
