@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from runnel.llm.algorithms.aipo import AIPO as AIPO, AIPOConfig as AIPOConfig
     from runnel.llm.algorithms.cispo import CISPO as CISPO, CISPOConfig as CISPOConfig
     from runnel.llm.algorithms.covariance import Covariance as Covariance, CovarianceConfig as CovarianceConfig
+    from runnel.llm.algorithms.contrast import (
+        CPO as CPO,
+        ORPO as ORPO,
+        RRHF as RRHF,
+        CPOConfig as CPOConfig,
+        ORPOConfig as ORPOConfig,
+        RRHFConfig as RRHFConfig,
+        SimPO as SimPO,
+        SimPOConfig as SimPOConfig,
+    )
     from runnel.llm.algorithms.dapo import DAPO as DAPO, DAPOConfig as DAPOConfig
     from runnel.llm.algorithms.decoupled import DecoupledConfig as DecoupledConfig, DecoupledPPO as DecoupledPPO
     from runnel.llm.algorithms.dpo import DPO as DPO, DPOConfig as DPOConfig, OnlineDPO as OnlineDPO
@@ -29,6 +39,12 @@ if TYPE_CHECKING:
     from runnel.llm.algorithms.ppo import TokenPPO as TokenPPO, TokenPPOConfig as TokenPPOConfig
     from runnel.llm.algorithms.ppo_max import PPOMax as PPOMax, PPOMaxConfig as PPOMaxConfig
     from runnel.llm.algorithms.raft import RAFT as RAFT, RAFTConfig as RAFTConfig
+    from runnel.llm.algorithms.regression import (
+        INPO as INPO,
+        REBEL as REBEL,
+        INPOConfig as INPOConfig,
+        REBELConfig as REBELConfig,
+    )
     from runnel.llm.algorithms.reinforce import (
         RLOO as RLOO,
         ReMax as ReMax,

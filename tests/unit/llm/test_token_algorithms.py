@@ -20,6 +20,7 @@ from runnel.llm.algorithms.a_lol import ALoL, ALoLConfig
 from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
 from runnel.llm.algorithms.base import PAIR, SCORE
 from runnel.llm.algorithms.cispo import CISPO, CISPOConfig
+from runnel.llm.algorithms.contrast import CPO, ORPO, RRHF, CPOConfig, ORPOConfig, RRHFConfig, SimPO, SimPOConfig
 from runnel.llm.algorithms.covariance import Covariance, CovarianceConfig
 from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
 from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
@@ -35,6 +36,7 @@ from runnel.llm.algorithms.pacs import PACS, PACSConfig
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
 from runnel.llm.algorithms.ppo_max import PPOMax, PPOMaxConfig
 from runnel.llm.algorithms.raft import RAFT, RAFTConfig
+from runnel.llm.algorithms.regression import INPO, REBEL, INPOConfig, REBELConfig
 from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
 from runnel.llm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePPConfig
 from runnel.llm.algorithms.reward_model import RewardModelling
@@ -91,11 +93,19 @@ ALGORITHMS = {
     "kl_cov": lambda: Covariance(CovarianceConfig(how="kl", share=0.2), **BOTH),
     "ppo_max": lambda: PPOMax(PPOMaxConfig(macro=2, keep="best_worst"), **BOTH),
     "online_dpo": lambda: OnlineDPO(DPOConfig(), channels={"exact": 1.0}),
+    "rebel": lambda: REBEL(REBELConfig(eta=0.5), channels={"exact": 1.0}),
+    "inpo": lambda: INPO(INPOConfig(eta=0.5, tau=0.2), channels={"exact": 1.0}),
     "dpo": lambda: DPO(DPOConfig(beta=0.5, chosen_coef=0.3)),
+    "dpo, noisy": lambda: DPO(DPOConfig(smoothing=0.2)),
+    "dpo, ipo": lambda: DPO(DPOConfig(loss="ipo")),
+    "simpo": lambda: SimPO(SimPOConfig()),
+    "cpo": lambda: CPO(CPOConfig()),
+    "orpo": lambda: ORPO(ORPOConfig()),
+    "rrhf": lambda: RRHF(RRHFConfig()),
     "reward_model": RewardModelling,
     "sft": SupervisedFineTuning,
 }
-ON_PAIRS = ("dpo", "reward_model")
+ON_PAIRS = ("dpo", "dpo, noisy", "dpo, ipo", "simpo", "cpo", "orpo", "rrhf", "reward_model")
 
 
 @pytest.fixture(autouse=True)
