@@ -162,8 +162,11 @@ def assert_equal(expected, found, *, times=False):
 @pytest.mark.parametrize("steps", [1, 2, 7, 13, 19])
 @pytest.mark.parametrize("env", [Echo, NoState])
 def test_a_snapshot_in_the_middle_of_conversations_goes_on_bit_for_bit(env, steps):
-    expected, found, _ = resumed(lambda: sampler_of(env), steps)
+    began = time.perf_counter()
+    expected, found, events = resumed(lambda: sampler_of(env), steps)
     assert_equal(expected, found)
+    took = time.perf_counter() - began
+    assert all(e["engine_s"] <= e["turns"] * took for e in events if e["kind"] == "episode"), "the time of this play alone"
 
 
 class Drifts(NoState):

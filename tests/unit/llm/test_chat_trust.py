@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from typing import Any
 
+import numpy as np
 import pytest
-from scripted_engine import Played, play
+from scripted_engine import Played, ScriptedEngine, play
 
 from runnel.core.contracts.chat import ToolFailure, Turn
+from runnel.core.errors import ConfigError
+from runnel.llm.chat.dialects import make_call
 from runnel.llm.chat.tools import tool
 from runnel.llm.sandbox.session import SessionConfig, SessionPool
 from runnel.llm.sandbox.tool import python_tool
@@ -49,6 +53,30 @@ class Mute(Exception):
         raise RuntimeError("no words")
 
 
+class Panic(BaseException):
+    """What libraries written in Rust raise."""
+
+
+class Vague(ToolFailure):
+    """A failure that does not say of which kind it is."""
+
+    def __init__(self):
+        pass
+
+
+class MuteFailure(Mute, ToolFailure):
+    """A failure that cannot even be told."""
+
+
+class Liar(str):
+    """A text that is none when it is looked at."""
+
+    def encode(self, *args):
+        raise RuntimeError("no bytes")
+
+    __len__ = __str__ = __iter__ = encode
+
+
 class Slippery(dict):
     """Plain data, until somebody looks."""
 
@@ -85,6 +113,10 @@ async def die_in_the_loop():
     raise KeyboardInterrupt
 
 
+async def panic_in_the_loop():
+    raise Panic("lost")
+
+
 async def exit_in_the_loop():
     raise SystemExit(3)
 
@@ -101,6 +133,14 @@ BAD_TOOLS = {
     "leaves its generator": (raises(GeneratorExit()), "raised", "Error: GeneratorExit"),
     "raises what has no words": (raises(Mute()), "raised", "Error: Mute"),
     "fails in its own words": (raises(ToolFailure("x" * 10**6, kind="too_long")), "too_long", "Error: xxxx"),
+    "panics": (raises(Panic("lost")), "raised", "Error: Panic: lost"),
+    "panics as a coroutine": (panic_in_the_loop, "raised", "Error: Panic: lost"),
+    "fails without a kind": (raises(Vague()), "raised", "Error: "),
+    "fails without words": (raises(MuteFailure("x")), "raised", "Error: "),
+    "fails with a number as its kind": (raises(ToolFailure("x", kind=5)), "raised", "Error: x"),
+    "fails with an essay as its kind": (raises(ToolFailure("x", kind="a\nb" * 999)), "raised", "Error: x"),
+    "returns a failure": (lambda: Vague(), "raised", "Error: "),
+    "pays more than a number holds": (lambda: Turn("x", 1e300), "raised", "Error: DataError: the reward 'reward' of a turn"),
     "returns a set": (lambda: {1}, "raised", "Error: the tool returned a set that is no plain data"),
     "returns itself": (lambda: BAD_TOOLS, "raised", "Error: the tool returned a dict that is no plain data"),
     "returns no number": (lambda: float("nan"), "raised", "Error: the tool returned a float that is no plain data"),
@@ -142,6 +182,15 @@ def test_a_bad_tool_is_told_to_the_model_and_counted_by_its_kind(name):
         assert found.order == [1, 0], "the other group is through while the tool hangs"
 
 
+@pytest.mark.parametrize("lane", ["thread", "inline"])
+def test_what_a_tool_returns_or_raises_is_asked_nothing_later(lane):
+    """It may be of a class of the tool's own; in the thread of the player nothing of it is called."""
+    for act, told in [(lambda: Liar("fine"), "\nfine"), (raises(Panic("lost")), "\nError: Panic: lost")]:
+        found = plays([tool(act, name="bad", description="Harm.", lane=lane)])
+        assert any(f"</tool_call><tool_response>{told}" in text for text in heard(found))
+        assert len(found.stream.committed) == 2
+
+
 def test_a_tool_that_prints_a_megabyte_is_cut_and_counted():
     found = plays([tool(lambda: "a" * 10**6, name="bad", description="Harm.")], tool_chars=300)
     assert any("999" in text and "characters left out" in text for text in heard(found))
@@ -157,6 +206,7 @@ def test_a_tool_that_prints_a_megabyte_is_cut_and_counted():
         (Turn([{"role": "user", "content": "x", "cells": {1}}]), "a message is no plain data"),
         (Turn("x", counts={"odd": "1"}), "the count 'odd' of a turn is '1'"),  # type: ignore[dict-item]
         (Turn("x", key=5), "the key of a turn is a int"),  # type: ignore[arg-type]
+        (Turn("x", counts=None), "the counts of a turn are None"),  # type: ignore[arg-type]
     ],
 )
 def test_a_turn_of_a_tool_that_cannot_be_told_fails_its_conversation(turn, words):
@@ -259,6 +309,14 @@ BAD_TURNS = {
     "texts as messages": (lambda: Turn(["x"]), "ValueError"),
     "a count in words": (lambda: Turn("x", counts={"odd": "many"}), "the count 'odd' of a turn is 'many'"),
     "a key of its own": (lambda: Turn("x", key=b"x"), "the key of a turn is a bytes"),
+    "half a character as its key": (lambda: Turn("x", key="\ud800"), "the key of a turn has half a character"),
+    "too large a reward": (lambda: Turn("x", 1e300), "DataError: the reward 'reward' of a turn is 1e+300"),
+    "no counts": (lambda: Turn("x", counts=None), "the counts of a turn are None"),
+    "too large a count": (lambda: Turn("x", counts={"tool_calls": 10**30}), "the count 'tool_calls' of a turn is 1000"),
+    "less than nothing": (lambda: Turn("x", counts={"tool_errors/x": -1}), "the count 'tool_errors/x' of a turn is -1"),
+    "perhaps the end": (lambda: Turn("x", terminated="no"), "terminated of a turn is 'no'"),
+    "the end of some": (lambda: Turn("x", truncated=np.array([True, False])), "truncated of a turn is array"),
+    "a panic": (raises(Panic("lost")), "Panic: lost"),
     "an error": (raises(OSError("the socket is gone")), "OSError: the socket is gone"),
     "an error without words": (raises(Mute()), "Mute"),
     "a megabyte of an error": (raises(OSError("x" * 10**6)), "OSError: xxx"),
@@ -311,6 +369,74 @@ def test_an_environment_that_cannot_be_made_is_a_reason(where):
     found = play(Wrong, lambda conversation, turn: "done", TOKENIZER)
     assert len(found.stream.committed) == 2
     assert found.reasons() == ["conversation: environment_failed: make: OSError: no server"]
+
+
+def test_a_panic_of_an_environment_that_runs_inline_is_a_reason():
+    found = play(env_that(raises(Panic("lost")), lane="inline"), lambda conversation, turn: "done", TOKENIZER, retries=0)
+    assert found.stream.cancelled == ["environment_failed: step: Panic: lost"]
+    assert len(found.stream.committed) == 1
+
+
+def test_an_environment_says_a_lane_that_there_is():
+    class Elsewhere(Asks):
+        lane = "process"
+
+    with pytest.raises(ConfigError, match=r"its lane is 'process'; use one of inline, thread, async, or leave it out"):
+        play(Elsewhere, lambda conversation, turn: "done", TOKENIZER)
+
+
+def test_what_an_environment_changes_later_is_its_own():
+    """Messages that were told stay as they were, and each conversation has a task of its own."""
+
+    class Changes(Asks):
+        def tasks(self):
+            return [{"words": ["one", "two"]}], [{"words": ["three"]}]
+
+        def reset(self, task, *, seed):
+            self.task, self.calls = task, [make_call(0, "look", {"at": ["here"]})]
+            said = {"role": "assistant", "content": "", "tool_calls": self.calls}
+            return Turn([{"role": np.str_("user"), "content": task["words"].pop(), 1: (2,)}, said])
+
+        def step(self, message):
+            self.calls[0]["function"]["arguments"]["at"].append("there")
+            return Turn("bye", 1.0, terminated=True)
+
+    found = play(Changes, lambda conversation, turn: "done", TOKENIZER)
+    assert not found.reasons()
+    calls = [make_call(0, "look", {"at": ["here"]})]
+    first = [{"role": "user", "content": "two", "1": [2]}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    *told, own, _ = found.talks()[0]["messages"]
+    assert told == first
+    assert own == {"role": "assistant", "content": "done", "turn": 0}, "the first that the model has said"
+    assert all("two" in text and "one" not in text for text in heard(found))
+
+
+def test_a_call_takes_its_own_time_alone():
+    """Not that of the engine, nor that of the calls of other agents."""
+
+    class Slow(Asks):
+        lane = "inline"
+
+        def step(self, message):
+            time.sleep(0.2)
+            return super().step(message)
+
+    def wait() -> str:
+        """Wait."""
+        time.sleep(0.1)
+        return "fine"
+
+    class Engine(ScriptedEngine):
+        def step(self):
+            if self.pending():
+                time.sleep(0.05)
+            return super().step()
+
+    say = lambda conversation, turn: CALL.format("wait") if turn == 0 else "done"  # noqa: E731
+    for lane in ("inline", "thread"):
+        found = play(Slow, say, TOKENIZER, tools=[tool(wait, lane=lane)], groups=1, group_size=1, engine=Engine)
+        tooled, stepped = found.stream.committed[0].arrays["duration_s"].tolist()
+        assert 0.1 <= tooled < 0.2 <= stepped
 
 
 class Endless(Asks):

@@ -237,6 +237,28 @@ def test_wrong_arguments_are_named(arguments: object, says: str | None) -> None:
     assert found is None if says is None else found is not None and found.startswith(says)
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=6,
+)
+NAMES = st.sampled_from(["a", "b"])
+KEYWORDS = st.sampled_from(
+    ["type", "properties", "required", "enum", "const", "items", "prefixItems", "additionalProperties", "anyOf", "nullable"]
+)
+SCHEMAS = st.recursive(
+    JSON, lambda inner: st.dictionaries(KEYWORDS, inner | st.dictionaries(NAMES, inner) | st.lists(inner)), max_leaves=12
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(KEYWORDS, SCHEMAS), st.dictionaries(NAMES, JSON))
+def test_a_schema_of_a_server_may_be_anything(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
+    """What says nothing that is known is left to the server, and never stops a run."""
+    found = wrong_arguments(schema, arguments)
+    assert found is None or found
+
+
 # ------------------------------------------------------------------------------------------------------- the toolbox
 def answer(made: Tool, arguments: object, **options: int) -> tuple[str, dict[str, int], Turn | None]:
     """Call a tool as a player does, without a pool."""

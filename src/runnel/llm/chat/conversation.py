@@ -121,7 +121,6 @@ class Conversation:
     """The call of the environment that runs."""
     ticket: int | None = None
     began: float = 0.0
-    called_at: float = 0.0
     failure: str = ""
     lines: str = ""
     lost: bool = False

@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any
+from copy import deepcopy
+from typing import Any, get_args
 
-from runnel.core.checks import name_of
+import numpy as np
+
+from runnel.core.checks import check_text, name_of, short
 from runnel.core.contracts.chat import ChatEnv, ChatGame, HasLane, HasRewards, HasState, HasTools, Lane, Message, Tool, Turn
 from runnel.core.contracts.inference import Closes
 from runnel.core.errors import ConfigError, DataError
@@ -17,6 +20,8 @@ from runnel.llm.tokenize import messages_of
 AGENT = "agent"
 """The name of the only agent of a `ChatEnv`."""
 ONE_CHANNEL: Mapping[str, float] = {"reward": 1.0}
+MOST = 10**9
+"""What may be counted at most in one turn."""
 
 
 class NoGame:
@@ -63,6 +68,8 @@ def as_game(made: Any, *, field: str, target: object) -> ChatGame:
         if not callable(getattr(made, method, None)):
             fix = "an environment has reset(task, *, seed) and step(message)"
             raise ConfigError(field, target, f"it made {type(made).__name__}, which has no {method}(); {fix}")
+    if isinstance(made, HasLane) and made.lane not in get_args(Lane):
+        raise ConfigError(field, target, f"its lane is {made.lane!r}; use one of {', '.join(get_args(Lane))}, or leave it out")
     if not hasattr(made, "agents"):
         return Alone(made)
     agents = list(made.agents)
@@ -102,6 +109,12 @@ def tools_of_game(game: ChatGame) -> Sequence[Tool]:
     return owner.tools() if isinstance(owner, HasTools) else ()
 
 
+def begin_game(game: ChatGame, task: Settings, seed: int) -> object:
+    """Reset a game; what is returned may have to be awaited. The task is a copy, because other conversations have it too, and
+    an environment may use it up."""
+    return game.reset(deepcopy(task), seed=seed)
+
+
 def saved(game: ChatGame) -> State | None:
     """The state of a game that can be saved; None of others, which are played again."""
     owner = own(game)
@@ -119,6 +132,11 @@ def close_game(game: ChatGame) -> object:
     """Let go of what the game holds; what is returned may have to be awaited."""
     owner = own(game)
     return owner.close() if isinstance(owner, Closes) else None  # type: ignore[func-returns-value]
+
+
+def own_turns(game: ChatGame, turns: object, channels: Mapping[str, float]) -> dict[str, Turn]:
+    """What `reset` or `step` gave, as copies (`own_turn`)."""
+    return {agent: own_turn(turn, channels) for agent, turn in checked_turns(game, turns, channels).items()}
 
 
 def checked_turns(game: ChatGame, turns: object, channels: Mapping[str, float]) -> dict[str, Turn]:
@@ -140,19 +158,41 @@ def _check_channels(turn: Turn, channels: Mapping[str, float]) -> None:
         raise DataError(f"reward channel {unknown[0]!r} is unknown: the environment {has}")
 
 
-def check_turn(turn: Turn, channels: Mapping[str, float]) -> None:
-    """Raise a `DataError` for a turn, of an environment or of a tool, that cannot be told, counted or saved."""
+def own_turn(turn: Turn, channels: Mapping[str, float]) -> Turn:
+    """A copy of a turn, of an environment or of a tool, in plain data: whatever its author changes later, it stays as it is. A
+    `DataError` for a turn that cannot be told, counted or saved."""
     _check_channels(turn, channels)
     if turn.heard:
         messages_of(turn.heard)
     try:
-        json.dumps(turn.heard, ensure_ascii=False, allow_nan=False).encode()
+        messages = json.loads(json.dumps(turn.heard, ensure_ascii=False, allow_nan=False).encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"a message is no plain data: {error}; give texts, finite numbers, lists and dicts") from error
-    if not isinstance(turn.key, str):
-        raise DataError(f"the key of a turn is a {type(turn.key).__name__}; give a text")
-    if odd := [name for name, n in turn.counts.items() if not isinstance(name, str) or type(n) is not int]:
-        raise DataError(f"the count {odd[0]!r} of a turn is {turn.counts[odd[0]]!r}; give a whole number under a name")
+    terminated, truncated = _truth("terminated", turn.terminated), _truth("truncated", turn.truncated)
+    return Turn(messages, turn.earned, terminated, truncated, key=_key(turn.key), counts=_counts(turn.counts))
+
+
+def _truth(name: str, value: object) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise DataError(f"{name} of a turn is {short(value)}; give True or False")
+    return bool(value)
+
+
+def _key(key: object) -> str:
+    if not isinstance(key, str):
+        raise DataError(f"the key of a turn is a {type(key).__name__}; give a text")
+    check_text(key, "the key of a turn")
+    return str.__str__(key)
+
+
+def _counts(counts: object) -> dict[str, int]:
+    if not isinstance(counts, Mapping):
+        raise DataError(f"the counts of a turn are {short(counts)}; give a dict of names and whole numbers")
+    for name, n in counts.items():
+        if not isinstance(name, str) or type(n) is not int or not 0 <= n <= MOST:
+            raise DataError(f"the count {short(name)} of a turn is {short(n)}; give a whole number (0 or more) under a name")
+        check_text(name, "the name of a count")
+    return dict(counts)
 
 
 def _by_agent(game: ChatGame) -> str:

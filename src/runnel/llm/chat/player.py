@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from runnel.core.calls.pool import STEP_S, CallOutcome, CallPool, CallSpec, attempt
 from runnel.core.clock import Clock, WallClock
@@ -24,10 +25,11 @@ from runnel.core.worker import progressed
 from runnel.llm.chat.conversation import Conversation, Reason, Speaker
 from runnel.llm.chat.games import (
     NO_GAME,
-    check_turn,
-    checked_turns,
+    begin_game,
     close_game,
     lane_of,
+    own_turn,
+    own_turns,
     plain_turns,
     put_back,
     saved,
@@ -157,7 +159,7 @@ class ChatPlayer:
         if conversation.failure:
             return
         conversation.began = self._clock.now()
-        self._call(conversation, "reset", conversation.game.reset, conversation.task, seed=conversation.seed)
+        self._call(conversation, "reset", self._reset(conversation))
 
     def again(self, client_of: ClientOf, conversation: Conversation, example: Example) -> None:
         """Begin a conversation anew, with a new environment and new draws."""
@@ -275,6 +277,7 @@ class ChatPlayer:
             side.said.turns[0].earn(side.early, {})
             side.early = {}
         message = self._prompts_of(side).message(reply["tokens"].tolist(), tools=bool(side.toolbox.schemas))
+        side.said.turns[-1].message = len(side.messages)
         side.messages.append(message)
         side.results = []
         if message.get("tool_calls") or message.get("tool_errors"):
@@ -295,7 +298,6 @@ class ChatPlayer:
                 continue
             target, lane = side.toolbox.target(calls[number]), side.toolbox.lane(calls[number])
             self._open[self._calls.submit(f"talk.tool/{lane}", target)] = conversation, side, calls[number]
-            conversation.called_at = self._clock.now()
             return
         if side.stage == "tools":
             unread, counts = side.toolbox.unreadable(message.get("tool_errors", ()))
@@ -310,7 +312,7 @@ class ChatPlayer:
         """Put the result of a call, or why there is none, into the conversation. `log`: the call was made."""
         try:
             if isinstance(outcome, CallOutcome) and isinstance(outcome.value, Turn):
-                check_turn(outcome.value, self.task.turn_channels)
+                outcome = replace(outcome, value=own_turn(outcome.value, self.task.turn_channels))
         except DataError as error:  # what it earned would be lost
             self._fail(conversation, f"tool_failed: {call['function']['name']}: {error}")
             return
@@ -334,11 +336,14 @@ class ChatPlayer:
         said = {side.agent: self._prompts.heard(side.messages[-1]) for side in speakers}
         self._call(conversation, "step", conversation.game.step, said)
 
-    def _call(self, conversation: Conversation, what: str, fn: Callable[..., Any], /, *args: object, **named: object) -> None:
-        assert what in ("reset", "step")
-        conversation.called = "reset" if what == "reset" else "step"
-        conversation.called_at = self._clock.now()
-        ticket = self._calls.submit(f"talk.step/{lane_of(conversation.game)}", fn, *args, **named)
+    @staticmethod
+    def _reset(conversation: Conversation) -> Callable[[], Any]:
+        """The call of `reset`."""
+        return partial(begin_game, conversation.game, conversation.task, conversation.seed)
+
+    def _call(self, conversation: Conversation, what: Literal["reset", "step"], fn: Callable[..., Any], *args: object) -> None:
+        conversation.called = what
+        ticket = self._calls.submit(f"talk.step/{lane_of(conversation.game)}", fn, *args)
         self._open[ticket] = conversation, None, {}
 
     def _take_calls(self) -> int:
@@ -366,15 +371,14 @@ class ChatPlayer:
             self._closing.discard(outcome.ticket)
             return 0
         conversation, side, call = owner
-        took = self._clock.now() - conversation.called_at
         if side is not None:
-            side.said.turns[-1].duration_s += took
+            side.said.turns[-1].duration_s += outcome.duration_s
             self._answer(conversation, side, call, outcome)
             if not conversation.failure:
                 self._use_tools(conversation, side)
             return 1
         for speaker in conversation.speakers():
-            speaker.said.turns[-1].duration_s += took
+            speaker.said.turns[-1].duration_s += outcome.duration_s
         self._stepped(conversation, outcome)
         return 1
 
@@ -385,9 +389,7 @@ class ChatPlayer:
             self._fail(conversation, f"environment_failed: {called}: {outcome.reason}", outcome.lines)
             return
         try:
-            turns = checked_turns(conversation.game, outcome.value, self.task.turn_channels)
-            for turn in turns.values():
-                check_turn(turn, self.task.turn_channels)
+            turns = own_turns(conversation.game, outcome.value, self.task.turn_channels)
             heard = {side.agent: side.messages[-1] for side in conversation.speakers()} if called == "step" else {}
             conversation.log.append([called, heard, plain_turns(turns)])
         except DataError as error:
@@ -518,6 +520,7 @@ class ChatPlayer:
         if conversation.sides and data["sides"]:  # both are, but where an environment could not be made
             for side, told in zip(conversation.sides.values(), data["sides"], strict=True):
                 side.restore(told)
+                side.asked_at = self._clock.now()
         if not conversation.over and not conversation.failure:
             why = self._replayed(conversation) if data["game"] is None else self._put_back(conversation, data)
             if why:
@@ -544,7 +547,7 @@ class ChatPlayer:
     def _resume(self, conversation: Conversation, called: str) -> None:
         """Make the calls again that ran."""
         if called == "reset":
-            self._call(conversation, "reset", conversation.game.reset, conversation.task, seed=conversation.seed)
+            self._call(conversation, "reset", self._reset(conversation))
         elif called == "step":
             self._tell_environment(conversation)
         for side in conversation.sides.values():
@@ -558,14 +561,14 @@ class ChatPlayer:
                 if self._replay_tool(conversation.sides[who], said) != came[0]:
                     return f"its tool {said['function']['name']!r} did not give the same result"
                 continue
-            game, again = conversation.game, partial(conversation.game.reset, conversation.task, seed=conversation.seed)
+            game, again = conversation.game, self._reset(conversation)
             if what == "step":
                 again = partial(game.step, {agent: self._prompts.heard(message) for agent, message in who.items()})
             outcome = self._outcome(self._calls.submit(f"talk.step/{lane_of(game)}", again))
             if outcome.reason:
                 return f"its environment failed ({outcome.reason})"
             try:
-                same = plain_turns(checked_turns(game, outcome.value, self.task.turn_channels)) == said
+                same = plain_turns(own_turns(game, outcome.value, self.task.turn_channels)) == said
             except DataError:  # no turns
                 same = False
             if not same:

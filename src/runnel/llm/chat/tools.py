@@ -34,7 +34,7 @@ from runnel.core.contracts.chat import (
 from runnel.core.errors import ConfigError
 from runnel.core.resolve import called, is_reference, load_object
 from runnel.core.state import Settings, State
-from runnel.core.user_code import summary
+from runnel.core.user_code import summary, words
 from runnel.llm.chat.arguments import wrong_arguments
 from runnel.llm.chat.signatures import from_json, hints_of, parameters_of
 
@@ -334,14 +334,14 @@ class Toolbox:
         try:
             return _plain(self._open(found).call(arguments))
         except ToolFailure as failure:  # as a value: a pool would make a text of it, without its kind
-            return failure
+            return _plain(failure)
 
     async def _come(self, found: Tool, arguments: Settings) -> object:
         try:
             value = self._open(found).call(arguments)
             return _plain(await value if isinstance(value, Awaitable) else value)
         except ToolFailure as failure:
-            return failure
+            return _plain(failure)
 
     def _give_up(self, name: str) -> None:
         """Leave a tool that did not answer: it may still be at work, so the next call opens another one. It is not closed here:
@@ -415,9 +415,13 @@ def _mark(left_out: int) -> str:
 
 
 def _shown(value: object) -> str | ToolFailure:
-    """A result as text: a text as it is, plain data as JSON."""
-    if isinstance(value, (str, ToolFailure)):
-        return value
+    """A result as text: a text as it is, plain data as JSON. Texts and failures may be of classes of the tool's own: they are
+    asked nothing later."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, ToolFailure):
+        kind = getattr(value, "kind", None)
+        return ToolFailure(words(value), kind=kind if isinstance(kind, str) and _NAME.fullmatch(kind) else "raised")
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
