@@ -11,9 +11,10 @@ from typing import Any, get_args
 import numpy as np
 
 from runnel.core.checks import check_text, name_of, short
+from runnel.core.codec import encode
 from runnel.core.contracts.chat import ChatEnv, ChatGame, HasLane, HasRewards, HasState, HasTools, Lane, Message, Tool, Turn
 from runnel.core.contracts.inference import Closes
-from runnel.core.errors import ConfigError, DataError
+from runnel.core.errors import CheckpointError, ConfigError, DataError
 from runnel.core.state import Settings, State
 from runnel.llm.tokenize import messages_of
 
@@ -115,17 +116,34 @@ def begin_game(game: ChatGame, task: Settings, seed: int) -> object:
     return game.reset(deepcopy(task), seed=seed)
 
 
-def saved(game: ChatGame) -> State | None:
-    """The state of a game that can be saved; None of others, which are played again."""
+def can_be_saved(game: ChatGame) -> bool:
+    """Whether a game has a state that can be saved. Others are played again."""
+    return isinstance(own(game), HasState)
+
+
+def saved(game: ChatGame) -> object:
+    """The state of a game; what is returned may have to be awaited."""
     owner = own(game)
-    return dict(owner.get_state()) if isinstance(owner, HasState) else None
+    assert isinstance(owner, HasState), "asked only of those that can be saved"
+    return owner.get_state()
 
 
-def put_back(game: ChatGame, state: State) -> None:
-    """Give a game the state that `saved` told."""
+def why_unsaved(state: object) -> str:
+    """Why a state is none that a checkpoint can hold; empty if it is one."""
+    if not isinstance(state, Mapping):
+        return f"get_state gave {short(state)}; give a dict of plain data"
+    try:
+        encode(state, {})
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def put_back(game: ChatGame, state: State) -> object:
+    """Give a game the state that `saved` told; what is returned may have to be awaited."""
     owner = own(game)
     assert isinstance(owner, HasState), "it was saved by get_state"
-    owner.set_state(state)
+    return owner.set_state(state)  # type: ignore[func-returns-value]
 
 
 def close_game(game: ChatGame) -> object:

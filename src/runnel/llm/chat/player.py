@@ -26,6 +26,7 @@ from runnel.llm.chat.conversation import Conversation, Reason, Speaker
 from runnel.llm.chat.games import (
     NO_GAME,
     begin_game,
+    can_be_saved,
     close_game,
     lane_of,
     own_turn,
@@ -34,6 +35,7 @@ from runnel.llm.chat.games import (
     put_back,
     saved,
     tools_of_game,
+    why_unsaved,
 )
 from runnel.llm.chat.partners import Partner
 from runnel.llm.chat.prompts import PromptMaker
@@ -102,6 +104,7 @@ class ChatPlayer:
         self._unwanted: list[tuple[str, int]] = []
         """Agents and tickets of replies that a conversation no longer waits for."""
         self._events: list[State] = []
+        self._told_unsaved = False
 
     # -------------------------------------------------------------------------------------------------- conversations
     def open(
@@ -475,9 +478,7 @@ class ChatPlayer:
     def data(self, conversation: Conversation) -> State:
         """Plain data, for a checkpoint. Calls that run are made again; a game or a tool whose state cannot be saved is played
         again."""
-        quiet = not conversation.called and all(side.stage != "tools" for side in conversation.sides.values())
-        boxes = [side.toolbox for side in conversation.sides.values()]
-        game = saved(conversation.game) if quiet and all(box.restorable for box in boxes) else None
+        game, *tools = self._states(conversation) or (None,)
         return {
             "number": conversation.number,
             "seed": conversation.seed,
@@ -494,9 +495,30 @@ class ChatPlayer:
             "lines": conversation.lines,
             "sides": [side.data() for side in conversation.sides.values()],
             "game": game,
-            "tools": None if game is None else [box.get_state() for box in boxes],
+            "tools": None if game is None else tools,
             "log": [list(entry) for entry in conversation.log],
         }
+
+    def _states(self, conversation: Conversation) -> list[State] | None:
+        """The states of the game, and of the tools of each agent; None where one of them cannot be saved now."""
+        game, boxes = conversation.game, [side.toolbox for side in conversation.sides.values()]
+        quiet = not conversation.called and all(side.stage != "tools" for side in conversation.sides.values())
+        if not (quiet and can_be_saved(game) and all(box.restorable for box in boxes)):
+            return None
+        found: list[State] = []
+        for lane, get in [
+            (f"talk.step/{lane_of(game)}", partial(saved, game)),
+            *(("talk.tool/thread" if box.has_state else "talk.tool/inline", box.get_state) for box in boxes),
+        ]:
+            outcome = self._outcome(self._calls.submit(lane, get))
+            if why := outcome.reason or why_unsaved(outcome.value):
+                if not self._told_unsaved:
+                    text = f"states of {self.task.name} cannot be saved, so a resume plays conversations again: {why}"
+                    self._events.append({"kind": "event", "level": "warning", "text": text})
+                self._told_unsaved = True
+                return None
+            found.append(dict(outcome.value))
+        return found
 
     def restored(self, data: State, example: Example) -> Conversation:
         """The conversation that `data` told, with its environment as it was."""
@@ -533,7 +555,7 @@ class ChatPlayer:
     def _put_back(self, conversation: Conversation, data: State) -> str:
         """Give the environment and the tools the states that were saved; why that cannot be done, if so."""
         game = conversation.game
-        sets: list[tuple[str, Callable[[], None]]] = [
+        sets: list[tuple[str, Callable[[], object]]] = [
             (f"talk.step/{lane_of(game)}", partial(put_back, game, data["game"])),
             *(
                 ("talk.tool/thread", partial(side.toolbox.set_state, state))

@@ -293,6 +293,11 @@ class Toolbox:
         """Whether `get_state` says all that the opened tools know."""
         return all(isinstance(t, (_Function, HasState)) for t in self._opened.values())
 
+    @property
+    def has_state(self) -> bool:
+        """Whether `get_state` says anything."""
+        return any(isinstance(t, HasState) for t in self._opened.values())
+
     def get_state(self) -> State:
         """What the opened tools know, by name."""
         return {name: t.get_state() for name, t in self._opened.items() if isinstance(t, HasState)}
