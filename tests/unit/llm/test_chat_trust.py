@@ -262,6 +262,34 @@ def test_what_blocks_the_loop_of_coroutines_does_not_hold_up_those_that_come_lat
     assert found.order[-1] == 0, "nobody else waits for it"
 
 
+def no_server() -> str:
+    """Ask a server."""
+    raise ToolFailure("the server is down", kind="unusable")
+
+
+def no_key() -> str:
+    """Ask a server."""
+    raise ConfigError("key", "", "set the key of the server")
+
+
+@pytest.mark.parametrize(("act", "words"), [(no_server, "the server is down"), (no_key, "key = '': set the key of the server")])
+@pytest.mark.parametrize("lane", ["thread", "inline"])
+def test_what_the_model_cannot_mend_fails_the_conversation_and_is_not_told_to_it(act, words, lane):
+    found = plays([tool(act, name="bad", lane=lane)], retries=0)
+    (why,) = found.stream.cancelled
+    assert why.startswith(f"tool_failed: bad: {words}")
+    assert not any("server" in text.partition("</tools>")[2] for text in heard(found))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="confinement is the Linux kernel's")
+def test_where_all_sessions_are_taken_the_conversation_has_failed():
+    say = lambda conversation, turn: "```python\n6 * 7\n```" if turn == 0 else "done"  # noqa: E731
+    with SessionPool(SessionConfig(wall_s=1.0), most=2, warm=0) as pool, pool.take(), pool.take():
+        found = play(Asks, say, TOKENIZER, tools=[python_tool(pool=pool)], dialect="python", groups=1, group_size=1, retries=0)
+    (why,) = found.stream.cancelled
+    assert why.startswith("tool_failed: python: tools = 'python': 2 sessions were open for 1 s; play fewer conversations")
+
+
 # --------------------------------------------------------------------------------------------------------- environments
 def env_that(act, *, at="step", lane="thread"):
     """An environment like `Asks`, of which the first conversation does `act` in place of `at`."""

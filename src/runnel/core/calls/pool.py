@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import select
 import socket
 import threading
 from abc import ABC, abstractmethod
@@ -20,10 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from runnel.core.clock import Clock, WallClock
 from runnel.core.errors import ConfigError, RunnelError
+from runnel.core.readable import Readable, readable
 from runnel.core.resolve import load_object, reference
 from runnel.core.user_code import lines_of, summary
 
@@ -157,14 +157,8 @@ def attempt(fn: Callable[..., Any], args: Args, called: object) -> CallOutcome:
 
 
 # ------------------------------------------------------------------------------------------------------- where it runs
-class Readable(Protocol):
-    """What `select` can wait for."""
-
-    def fileno(self) -> int: ...
-
-
 class Bell:
-    """Wakes whoever selects on it: threads of this process ring."""
+    """Wakes whoever waits for it: threads of this process ring."""
 
     def __init__(self) -> None:
         self._hears, self._rings = socket.socketpair()
@@ -383,7 +377,7 @@ class CallPool:
         self._poll()
         if not (found := self._ready()) and wait_s > 0 and self._tickets:
             wakes = [wake for executor in self._executors.values() for wake in executor.wakes()]
-            select.select(wakes, [], [], min(wait_s, STEP_S))
+            readable(wakes, min(wait_s, STEP_S))
             self._poll()
             found = self._ready()
         return found

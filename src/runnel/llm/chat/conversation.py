@@ -92,7 +92,8 @@ class Speaker:
             "early": dict(self.early),
         }
 
-    def restore(self, data: State) -> None:
+    def restore(self, data: State, *, now: float) -> None:
+        self.asked_at = now
         self.stage, self.said = data["stage"], Said.restored(data["said"])
         self.messages, self.key, self.ticket = [dict(m) for m in data["messages"]], data["key"], data["ticket"]
         self.results = list(self.messages[len(self.messages) - data["results"] :])
@@ -150,6 +151,27 @@ class Conversation:
         if any(side.stage in ("ready", "asked", "tools") for side in self.sides.values()):
             return []
         return [side for side in self.sides.values() if side.stage == "spoke"]
+
+    def data(self, *, now: float) -> State:
+        """Plain data, for a checkpoint, without the state of its environment and tools."""
+        names = ("number", "seed", "version", "affinity", "max_turns", "greedy", "attempt", "called")
+        return {name: getattr(self, name) for name in (*names, "failure", "lines", "hopeless")} | {
+            "names": list(self.names),
+            "elapsed": now - self.began,
+            "sides": [side.data() for side in self.sides.values()],
+            "log": [list(entry) for entry in self.log],
+        }
+
+    def restore(self, data: State, *, now: float) -> None:
+        """Be what `data` told, but for what was known when it was made. Its environment is new, or could not be made."""
+        self.attempt, self.hopeless, self.began = data["attempt"], data["hopeless"], now - data["elapsed"]
+        self.lost = bool(self.failure) and not data["failure"]
+        if self.lost:
+            return
+        self.failure, self.lines, self.log = data["failure"], data["lines"], [list(entry) for entry in data["log"]]
+        if self.sides and data["sides"]:  # both are, but where an environment could not be made
+            for side, told in zip(self.sides.values(), data["sides"], strict=True):
+                side.restore(told, now=now)
 
     def policy_versions(self) -> list[int]:
         """The versions of the policy that made its tokens; a partner has none."""

@@ -7,13 +7,12 @@ settings say (`TalkConfig.step_timeout_s`, `tool_timeout_s`).
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
-from runnel.core.calls.pool import STEP_S, CallOutcome, CallPool, CallSpec, attempt
+from runnel.core.calls.pool import STEP_S, CallOutcome, CallPool, attempt
 from runnel.core.clock import Clock, WallClock
 from runnel.core.contracts.chat import ChatGame, Message, ToolFailure, Turn
 from runnel.core.contracts.inference import Reply
@@ -22,6 +21,7 @@ from runnel.core.records import Batch
 from runnel.core.rng import content_id, make_seed
 from runnel.core.state import State
 from runnel.core.worker import progressed
+from runnel.llm.chat.calls import CLOSE, call_specs
 from runnel.llm.chat.conversation import Conversation, Reason, Speaker
 from runnel.llm.chat.games import (
     NO_GAME,
@@ -45,12 +45,8 @@ from runnel.llm.engines.requests import SamplingConfig, request_rows
 from runnel.llm.tasks.text import Example
 from runnel.llm.tokenize import Tokenizer
 
-NUM_THREADS = 64
-"""Calls of environments at once, and of tools, that run in threads."""
 END_S = 1.0
 """What environments and tools get at the end of a run to let go of what they hold."""
-CLOSE = "talk.close"
-"""Tools are closed in threads, whatever their lane: an end may take its time."""
 
 
 class Asked(Protocol):
@@ -96,7 +92,7 @@ class ChatPlayer:
         self._max_context, self._max_tokens, self.seed = max_context, max_tokens, seed
         self._sampling, self._blocking = sampling or SamplingConfig(), blocking
         self._clock = clock or WallClock()
-        self._calls = CallPool(_specs(task), ordered=False, clock=self._clock)
+        self._calls = CallPool(call_specs(task.talk), ordered=False, clock=self._clock)
         self._open: dict[int, tuple[Conversation, Speaker | None, Message]] = {}
         """By the ticket of a call: its conversation, and for a call of a tool the agent and the call."""
         self._closing: set[int] = set()
@@ -316,10 +312,10 @@ class ChatPlayer:
         try:
             if isinstance(outcome, CallOutcome) and isinstance(outcome.value, Turn):
                 outcome = replace(outcome, value=own_turn(outcome.value, self.task.turn_channels))
-        except DataError as error:  # what it earned would be lost
+            message, counts, turn = side.toolbox.answer(call, outcome)
+        except DataError as error:  # what it earned would be lost, or it is no fault of the model's
             self._fail(conversation, f"tool_failed: {call['function']['name']}: {error}")
             return
-        message, counts, turn = side.toolbox.answer(call, outcome)
         if side.toolbox.late:
             self._closing.add(self._calls.submit(CLOSE, side.toolbox.close_late))
         side.results.append(message)
@@ -479,25 +475,8 @@ class ChatPlayer:
         """Plain data, for a checkpoint. Calls that run are made again; a game or a tool whose state cannot be saved is played
         again."""
         game, *tools = self._states(conversation) or (None,)
-        return {
-            "number": conversation.number,
-            "seed": conversation.seed,
-            "names": list(conversation.names),
-            "version": conversation.version,
-            "affinity": conversation.affinity,
-            "max_turns": conversation.max_turns,
-            "greedy": conversation.greedy,
-            "attempt": conversation.attempt,
-            "called": conversation.called,
-            "elapsed": self._clock.now() - conversation.began,
-            "failure": conversation.failure,
-            "hopeless": conversation.hopeless,
-            "lines": conversation.lines,
-            "sides": [side.data() for side in conversation.sides.values()],
-            "game": game,
-            "tools": None if game is None else tools,
-            "log": [list(entry) for entry in conversation.log],
-        }
+        states = {"game": game, "tools": None if game is None else tools}
+        return conversation.data(now=self._clock.now()) | states
 
     def _states(self, conversation: Conversation) -> list[State] | None:
         """The states of the game, and of the tools of each agent; None where one of them cannot be saved now."""
@@ -532,17 +511,9 @@ class ChatPlayer:
             max_turns=data["max_turns"],
             greedy=data["greedy"],
         )
-        conversation.attempt, conversation.hopeless = data["attempt"], data["hopeless"]
-        conversation.began = self._clock.now() - data["elapsed"]
-        conversation.lost = bool(conversation.failure) and not data["failure"]
-        if conversation.lost:  # its environment could not be made again
+        conversation.restore(data, now=self._clock.now())
+        if conversation.lost:
             return conversation
-        conversation.failure, conversation.lines = data["failure"], data["lines"]
-        conversation.log = [list(entry) for entry in data["log"]]
-        if conversation.sides and data["sides"]:  # both are, but where an environment could not be made
-            for side, told in zip(conversation.sides.values(), data["sides"], strict=True):
-                side.restore(told)
-                side.asked_at = self._clock.now()
         if not conversation.over and not conversation.failure:
             why = self._replayed(conversation) if data["game"] is None else self._put_back(conversation, data)
             if why:
@@ -580,7 +551,7 @@ class ChatPlayer:
         """Play a conversation's environment and tools again up to where it stands; why that cannot be done, if so."""
         for what, who, said, *came in conversation.log:
             if what == "tool":
-                if self._replay_tool(conversation.sides[who], said) != came[0]:
+                if self._replay_tool(conversation.sides[who], said) not in came:
                     return f"its tool {said['function']['name']!r} did not give the same result"
                 continue
             game, again = conversation.game, self._reset(conversation)
@@ -605,30 +576,10 @@ class ChatPlayer:
                 self._settle(outcome)
             progressed()
 
-    def _replay_tool(self, side: Speaker, call: Message) -> str:
-        """The text that a call gives when it is made again."""
+    def _replay_tool(self, side: Speaker, call: Message) -> str | None:
+        """The text that a call gives when it is made again; None if it cannot be made."""
         ticket = self._calls.submit(f"talk.tool/{side.toolbox.lane(call)}", side.toolbox.target(call))
-        return str(side.toolbox.answer(call, self._outcome(ticket))[0]["content"])
-
-
-def _specs(task: ChatTask) -> list[CallSpec]:
-    """How environments and tools are called, by where they run."""
-    out = []
-    for what, limit in (("step", task.talk.step_timeout_s), ("tool", task.talk.tool_timeout_s)):
-        field = f"talk.{what}_timeout_s"
-        out += [
-            CallSpec(f"talk.{what}/inline", _plainly, run="inline"),
-            CallSpec(f"talk.{what}/thread", _plainly, run="thread", workers=NUM_THREADS, timeout_s=limit, limit_field=field),
-            CallSpec(f"talk.{what}/async", _awaited, run="async", timeout_s=limit, limit_field=field),
-        ]
-    out.append(CallSpec(CLOSE, _plainly, run="thread", workers=NUM_THREADS, timeout_s=limit, limit_field=field))
-    return out
-
-
-def _plainly(fn: Callable[..., Any], /, *args: object, **named: object) -> Any:
-    return fn(*args, **named)
-
-
-async def _awaited(fn: Callable[..., Any], /, *args: object, **named: object) -> Any:
-    made = fn(*args, **named)
-    return await made if inspect.isawaitable(made) else made
+        try:
+            return str(side.toolbox.answer(call, self._outcome(ticket))[0]["content"])
+        except DataError:
+            return None
