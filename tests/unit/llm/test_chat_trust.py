@@ -6,15 +6,21 @@ import asyncio
 import sys
 import threading
 import time
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
+from fakes_llm import FakeClient
 from scripted_engine import Played, ScriptedEngine, play
 
 from runnel.core.contracts.chat import ToolFailure, Turn
+from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError
+from runnel.llm.chat.config import TalkConfig
 from runnel.llm.chat.dialects import make_call
+from runnel.llm.chat.evaluation import ChatEvaluation
+from runnel.llm.chat.task import make_chat_task
 from runnel.llm.chat.tools import tool
 from runnel.llm.sandbox.session import SessionConfig, SessionPool
 from runnel.llm.sandbox.tool import python_tool
@@ -528,6 +534,61 @@ def test_every_environment_is_closed_once_also_those_that_failed():
     found = play(Held, lambda conversation, turn: "done", TOKENIZER)
     assert len(found.reasons()) == 1
     assert sorted(closed) == list(range(1, 7)), "number 0 holds the tasks"
+
+
+@pytest.mark.parametrize("most", [3, 256])
+def test_an_evaluation_lets_go_of_conversations_as_they_end(monkeypatch, most):
+    monkeypatch.setattr("runnel.llm.chat.evaluation.MOST", most)
+    numbers, held, seen = count(), set[int](), list[int]()
+
+    class Held(Asks):
+        def __init__(self):
+            self.number = next(numbers)
+
+        def reset(self, task, *, seed):
+            held.add(self.number)
+            seen.append(len(held))
+            return super().reset(task, seed=seed)
+
+        def step(self, message):
+            if self.number % 4 == 0:
+                raise OSError("gone")
+            return super().step(message)
+
+        def close(self):
+            held.discard(self.number)
+
+    task = make_chat_task(Held, talk=TalkConfig())
+    assert task.agents
+    first = next(numbers)  # others were made to see what they offer
+    settings = {
+        "num_tasks": 8,
+        "max_turns": 2,
+        "max_context": 100,
+        "max_tokens": 9,
+        "seed": 0,
+        "samples": 1,
+        "temperature": 1.0,
+    }
+    evaluation = ChatEvaluation(task, TOKENIZER, **settings)
+    client: Any = FakeClient(ScriptedEngine(lambda conversation, turn: "done", TOKENIZER))  # type: ignore[arg-type]
+    client.published[0] = ParamSet(0, {})
+    client.sync(0)
+    result = evaluation.run({"policy": client}, round_index=0)
+    evaluation.close()
+    assert next(numbers) == first + 17, "eight tasks, each played twice"
+    assert max(seen) == min(most, 16)
+    assert not held
+    assert sum(result.extra["failed"]) == 4
+    assert set(result.returns) == {1.0}
+
+
+@pytest.mark.parametrize(("room", "told"), [(6, 1), (5, 0)])
+def test_a_prompt_that_leaves_room_for_one_token_is_played(room, told):
+    found = play(Asks, lambda conversation, turn: "done", TOKENIZER, max_context=room, groups=1)
+    assert [e["length"] for e in found.events if e["kind"] == "episode"] == [1, 1][: 2 * told]
+    assert [why.partition(":")[0] for why in found.stream.cancelled] == ["prompt_too_long"][told:]
+    assert all(len(prompt) == 5 for prompt in found.engine.prompts)
 
 
 def test_what_a_tool_says_is_not_judged_as_the_answer():
