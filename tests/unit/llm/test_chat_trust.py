@@ -536,6 +536,31 @@ def test_every_environment_is_closed_once_also_those_that_failed():
     assert sorted(closed) == list(range(1, 7)), "number 0 holds the tasks"
 
 
+def test_a_conversation_that_is_over_lets_go_while_others_of_its_group_play_on():
+    closed, late, opened = list[bool](), list[int](), count()
+
+    class Held(Asks):
+        lane = "inline"
+
+        def __init__(self):
+            self.slow, self.left = next(opened) % 2 == 0, 3
+
+        def step(self, message):
+            if not self.slow:
+                return super().step(message)
+            late.append(len(closed))
+            self.left -= 1
+            return Turn("go on", 1.0, terminated=self.left == 0)
+
+        def close(self):
+            closed.append(self.slow)
+
+    found = play(Held, lambda conversation, turn: "done", TOKENIZER, groups=1)
+    assert len(found.stream.committed) == 1
+    assert late == [1, 2, 2], "one was made to see its agents"
+    assert closed == [False, False, True]
+
+
 @pytest.mark.parametrize("most", [3, 256])
 def test_an_evaluation_lets_go_of_conversations_as_they_end(monkeypatch, most):
     monkeypatch.setattr("runnel.llm.chat.evaluation.MOST", most)

@@ -128,6 +128,8 @@ class Conversation:
     """Whether it failed because a restart could not bring its environment back."""
     hopeless: bool = False
     """Whether it would fail again."""
+    released: bool = False
+    """Whether its environment and tools have let go of what they hold."""
     log: list[list[Any]] = field(default_factory=list)
     """What was done to the environment and its tools: to do it again where their state cannot be saved. `["step", messages,
     what came]`, `["tool", agent, call, what came]`."""

@@ -137,6 +137,7 @@ class ChatPlayer:
         if made.reason:
             self._fail(conversation, f"environment_failed: make: {made.reason}", made.lines)
         conversation.game, conversation.sides = (NO_GAME, {}) if made.reason else made.value
+        conversation.released = False
 
     def _game(self, example: Example) -> tuple[ChatGame, dict[str, Speaker]]:
         game = self.task.game(example)
@@ -179,7 +180,10 @@ class ChatPlayer:
         self.release(conversation)
 
     def release(self, conversation: Conversation) -> None:
-        """Let go of what its environment and tools hold."""
+        """Let go of what its environment and tools hold. A second call changes nothing."""
+        if conversation.released:
+            return
+        conversation.released = True
         for side in conversation.sides.values():
             if side.toolbox.holds:
                 self._closing.add(self._calls.submit(CLOSE, side.toolbox.close))
@@ -479,7 +483,9 @@ class ChatPlayer:
         return conversation.data(now=self._clock.now()) | states
 
     def _states(self, conversation: Conversation) -> list[State] | None:
-        """The states of the game, and of the tools of each agent; None where one of them cannot be saved now."""
+        """The states of the game, and of the tools of each agent; None where one of them cannot be saved now, or is not needed."""
+        if conversation.released:
+            return None
         game, boxes = conversation.game, [side.toolbox for side in conversation.sides.values()]
         quiet = not conversation.called and all(side.stage != "tools" for side in conversation.sides.values())
         if not (quiet and can_be_saved(game) and all(box.restorable for box in boxes)):

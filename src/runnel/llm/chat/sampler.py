@@ -132,6 +132,8 @@ class ChatSampler(PromptSampler):
                 if conversation.failure and self._may_retry(conversation):
                     self._retry(group, conversation)
                     work += 1
+                elif conversation.over:
+                    self.player.release(conversation)  # the others of its group may take long
             if group.complete:
                 group.judged = True
                 self._judge(group)
