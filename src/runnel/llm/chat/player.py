@@ -483,7 +483,7 @@ class ChatPlayer:
         return conversation.data(now=self._clock.now()) | states
 
     def _states(self, conversation: Conversation) -> list[State] | None:
-        """The states of the game, and of the tools of each agent; None where one of them cannot be saved now, or is not needed."""
+        """The states of the game, and of the tools of each agent; None where one cannot be saved now, or is not needed."""
         if conversation.released:
             return None
         game, boxes = conversation.game, [side.toolbox for side in conversation.sides.values()]
