@@ -111,6 +111,14 @@ async def wait_for_ever():
     await asyncio.sleep(3600)
 
 
+async def refuse_to_end():
+    while not STAYS.is_set():
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            continue
+
+
 async def block_the_loop():
     STAYS.wait()
 
@@ -130,6 +138,7 @@ async def exit_in_the_loop():
 BAD_TOOLS = {
     "hangs": (lambda: STAYS.wait(), "timeout", "Error: timeout after 0.3 s"),
     "hangs as a coroutine": (wait_for_ever, "timeout", "Error: timeout after 0.3 s"),
+    "refuses to be cancelled": (refuse_to_end, "timeout", "Error: timeout after 0.3 s"),
     "blocks the loop": (block_the_loop, "timeout", "Error: timeout after 0.3 s"),
     "raises": (raises(OSError("no disk")), "raised", "Error: OSError: no disk"),
     "exits": (raises(SystemExit(3)), "raised", "Error: SystemExit: 3"),
