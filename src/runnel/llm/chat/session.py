@@ -267,15 +267,15 @@ def watch(task: ChatTask, voice: Voice, example: Example, *, number: int = 0, gr
 def _news(side: Speaker, start: int, paid: dict[str, float]) -> Iterator[Happened]:
     """Messages from `start` on. What the model's last one has earned stands behind it, before what the environment says, which
     may show messages of an assistant, too."""
-    spoken, new = {turn.message for turn in side.said.turns}, list(enumerate(side.messages))[start:]
-    own = [i for i, message in new if i in spoken or message["role"] == "tool"]
+    spoken, heard = {turn.message for turn in side.said.turns}, list(enumerate(side.messages))[start:]
+    own = [i for i, message in heard if i in spoken or message["role"] == "tool"]
     yield from (Happened(side.agent, side.messages[i]) for i in own)
     names = {*side.early, *(name for turn in side.said.turns for name in turn.rewards)}
     earned = {name: side.total(name) - paid.get(name, 0.0) for name in sorted(names)}
     if new := {name: value for name, value in earned.items() if value}:
         yield Happened(side.agent, rewards=new)
         paid.update({name: side.total(name) for name in new})
-    yield from (Happened(side.agent, message) for i, message in new if i not in own)
+    yield from (Happened(side.agent, message) for i, message in heard if i not in own)
 
 
 # ---------------------------------------------------------------------------------------------------------------- for both
