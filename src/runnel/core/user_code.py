@@ -35,13 +35,13 @@ def summary(error: BaseException) -> str:
     >>> summary(KeyError("left")), summary(AssertionError())
     ("KeyError: 'left'", 'AssertionError')
     """
-    text = error.msg if isinstance(error, SyntaxError) else _words(error)
+    text = error.msg if isinstance(error, SyntaxError) else words(error)
     said = " ".join(text.split())
     shown = said if len(said) <= _LONGEST else said[:_LONGEST] + " ..."
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
 
 
-def _words(error: BaseException) -> str:
+def words(error: BaseException) -> str:
     """The message of an exception. Its class may be a user's, and fail to say it."""
     try:
         return str(error)

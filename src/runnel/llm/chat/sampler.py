@@ -132,6 +132,8 @@ class ChatSampler(PromptSampler):
                 if conversation.failure and self._may_retry(conversation):
                     self._retry(group, conversation)
                     work += 1
+                elif conversation.over:
+                    self.player.release(conversation)  # the others of its group may take long
             if group.complete:
                 group.judged = True
                 self._judge(group)
@@ -280,11 +282,9 @@ def told(group: ChatGroup, side: Speaker, total: float) -> State:
         }
         for turn in side.said.turns
     ]
-    number, messages = 0, list[State]()
-    for message in side.messages:
-        messages.append(dict(message))
-        if message["role"] == "assistant" and number < len(turns):
-            messages[-1]["turn"], number = number, number + 1
+    messages = [{name: value for name, value in m.items() if name != "turn"} for m in side.messages]
+    for number, turn in enumerate(side.said.turns):  # an environment may show messages of an assistant, too
+        messages[turn.message]["turn"] = number
     return {
         "kind": "conversation",
         "version": episode(side, total)["version"],

@@ -253,7 +253,7 @@ def watch(task: ChatTask, voice: Voice, example: Example, *, number: int = 0, gr
         while not (conversation.over or conversation.failure):
             advance(player, client, conversation)
             for agent, side in conversation.sides.items():
-                yield from _news(side, side.messages[shown[agent] :], paid[agent])
+                yield from _news(side, shown[agent], paid[agent])
                 shown[agent] = len(side.messages)
         if conversation.failure:
             raise DataError(f"the conversation failed: {conversation.failure}{conversation.lines}")
@@ -264,16 +264,18 @@ def watch(task: ChatTask, voice: Voice, example: Example, *, number: int = 0, gr
         player.close()
 
 
-def _news(side: Speaker, messages: Sequence[Message], paid: dict[str, float]) -> Iterator[Happened]:
-    """New messages. What the model's last one has earned stands behind it, before what the environment says."""
-    own = [m for m in messages if m["role"] in ("assistant", "tool")]
-    yield from (Happened(side.agent, m) for m in own)
+def _news(side: Speaker, start: int, paid: dict[str, float]) -> Iterator[Happened]:
+    """Messages from `start` on. What the model's last one has earned stands behind it, before what the environment says, which
+    may show messages of an assistant, too."""
+    spoken, heard = {turn.message for turn in side.said.turns}, list(enumerate(side.messages))[start:]
+    own = [i for i, message in heard if i in spoken or message["role"] == "tool"]
+    yield from (Happened(side.agent, side.messages[i]) for i in own)
     names = {*side.early, *(name for turn in side.said.turns for name in turn.rewards)}
     earned = {name: side.total(name) - paid.get(name, 0.0) for name in sorted(names)}
     if new := {name: value for name, value in earned.items() if value}:
         yield Happened(side.agent, rewards=new)
         paid.update({name: side.total(name) for name in new})
-    yield from (Happened(side.agent, m) for m in messages if m not in own)
+    yield from (Happened(side.agent, message) for i, message in heard if i not in own)
 
 
 # ---------------------------------------------------------------------------------------------------------------- for both
