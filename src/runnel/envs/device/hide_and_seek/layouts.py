@@ -1,4 +1,4 @@
-"""First states of hide-and-seek: a table of rooms with everything in its place, drawn once, mirrored and turned when it is used.
+"""First states of hide-and-seek: a table of rooms with everything in its place, drawn once, mirrored when it is used.
 
 Drawing a place takes tries, and tries have no fixed number. So they are made here, in numpy, before the first episode; a world
 that begins takes a row of the table.
