@@ -134,7 +134,9 @@ def meet(p: Point, q: Point, c: Point, d: Point) -> float | None:
 class World:
     """One world, from a row of a state of the tensor world."""
 
-    def __init__(self, row: dict[str, Any], *, hiders: int, boxes: int, side: float, preparation: int, lock_ramps: bool) -> None:
+    def __init__(
+        self, row: dict[str, Any], *, hiders: int, boxes: int, side: float, preparation: int, lock_ramps: bool
+    ) -> None:
         self.hiders, self.boxes, self.side, self.preparation = hiders, boxes, side, preparation
         self.lock_ramps, self.t = lock_ramps, int(row["t"])
         self.walls = [Rect(x, y, 0.0, hx, hy) for x, y, hx, hy in row["walls"]]
@@ -269,9 +271,7 @@ class World:
         self._carry()
         free = [(a.x, a.y) for a in self.agents]
         self._push_apart()
-        stuck = {
-            k for k, r in enumerate(self.things) if any(near(r, w) and contact(r, w)[0] > 0.02 for w in self.walls)
-        }
+        stuck = {k for k, r in enumerate(self.things) if any(near(r, w) and contact(r, w)[0] > 0.02 for w in self.walls)}
         for k in stuck:
             self.things[k].x, self.things[k].y, self.things[k].turn = before_t[k]
         for i, a in enumerate(self.agents):

@@ -144,8 +144,10 @@ def test_climbs_a_ramp_walks_on_the_wall_and_drops_outside() -> None:
         heights.append(bool(state["high"][0, 0]))
         rewards.append(float(reward[0, 0]))
     assert heights[:3] == [False, False, True]
-    assert not heights[-1] and state["pos"][0, 0, 0] < -3.3, "over the wall and down"
-    assert rewards[-1] <= -9.0 and rewards[0] > -2.0
+    assert not heights[-1]
+    assert state["pos"][0, 0, 0] < -3.3, "over the wall and down"
+    assert rewards[-1] <= -9.0
+    assert rewards[0] > -2.0
 
 
 def test_a_ramp_that_leans_against_nothing_is_no_way_up() -> None:

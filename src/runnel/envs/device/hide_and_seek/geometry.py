@@ -79,11 +79,12 @@ def _beside(px: Tensor, py: Tensor, r: Rects) -> tuple[Tensor, Tensor, Tensor, T
 
 def overlap(a: Rects, b: Rects) -> Tensor:
     """How deep rectangles are in each other: the least overlap along their four axes (separating axes); below 0 apart."""
-    return torch.stack(torch.broadcast_tensors(*_overlaps(a, b)[0])).amin(0)
+    along_b, upright_b, along_a, upright_a = _overlaps(a, b)[0]
+    return torch.minimum(torch.minimum(along_b, upright_b), torch.minimum(along_a, upright_a))
 
 
-def _overlaps(a: Rects, b: Rects) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Tensor]:
-    """Overlap along the axes of b (x, y) and of a, the offset of a from b along each, and the sine and cosine between them."""
+def _overlaps(a: Rects, b: Rects) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Overlap along the axes of b (x, y) and of a, and the offset of a from b along each."""
     dx, dy = a.x - b.x, a.y - b.y
     c, s = a.cos * b.cos + a.sin * b.sin, a.sin * b.cos - a.cos * b.sin
     ca, sa = c.abs(), s.abs()
@@ -99,13 +100,13 @@ def _overlaps(a: Rects, b: Rects) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...
         a.hx + b.hx * ca + b.hy * sa,
         a.hy + b.hx * sa + b.hy * ca,
     )
-    return tuple(far - d.abs() for far, d in zip(reach, along, strict=True)), along, c, s
+    return tuple(far - d.abs() for far, d in zip(reach, along, strict=True)), along
 
 
 def touch(a: Rects, b: Rects) -> Touch:
     """How rectangles touch. The axis of least overlap is the normal, an axis of b where both are as good. On a face of b stands
     the corner of a that is deepest; on a face of a, the corner of b."""
-    (ob0, ob1, oa0, oa1), (db0, db1, da0, da1), _, _ = _overlaps(a, b)
+    (ob0, ob1, oa0, oa1), (db0, db1, da0, da1) = _overlaps(a, b)
     first_b, first_a = ob0 <= ob1, oa0 <= oa1
     deep_b, deep_a = torch.minimum(ob0, ob1), torch.minimum(oa0, oa1)
     of_a = deep_a < deep_b - PREFER

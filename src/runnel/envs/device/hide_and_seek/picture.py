@@ -26,13 +26,13 @@ def draw(world: Mapping[str, Array], size: Size, pixels: int) -> Array:
     x, y = np.meshgrid(at, -at)
     picture = np.empty((pixels, pixels, 3), np.float64)
     picture[:] = FLOOR
-    for i in np.flatnonzero(world["here"]):
+    for i in np.flatnonzero(world["here"]).tolist():
         _cone(picture, x, y, world, i, TEAMS[int(i >= size.hiders)])
     for cx, cy, hx, hy in world["walls"]:
         picture[(np.abs(x - cx) <= hx) & (np.abs(y - cy) <= hy)] = WALLS
-    for k in np.flatnonzero(world["there"]):
-        _thing(picture, x, y, world, k, is_ramp=bool(k >= size.boxes))
-    for i in np.flatnonzero(world["here"]):
+    for k in np.flatnonzero(world["there"]).tolist():
+        _thing(picture, x, y, world, k, is_ramp=k >= size.boxes)
+    for i in np.flatnonzero(world["here"]).tolist():
         _agent(picture, x, y, world, i, TEAMS[int(i >= size.hiders)])
     return picture.round().astype(np.uint8)
 

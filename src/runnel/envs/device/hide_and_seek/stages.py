@@ -66,4 +66,5 @@ def _ramp_to_hiders(s: Leaves, size: Size) -> Tensor:
     hiders = s["here"][: size.hiders].to(s["pos"].dtype)
     middle = (s["pos"][: size.hiders] * hiders.unsqueeze(1)).sum(0) / hiders.sum(0)
     far = (s["place"][size.boxes :] - middle).square().sum(1).sqrt()
-    return far.masked_fill(~s["there"][size.boxes :], float("inf")).amin(0)
+    nearest: Tensor = far.masked_fill(~s["there"][size.boxes :], float("inf")).amin(0)
+    return nearest

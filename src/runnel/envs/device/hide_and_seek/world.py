@@ -183,9 +183,8 @@ class HideAndSeek(TeamWorld):
         strength = torch.where(holding, FORCE / physics.MASS_OF_HOLDER, FORCE).to(cos.dtype)
         ahead, left, turning = push.unbind(1)
         ax, ay = (ahead * cos - left * sin) * strength, (ahead * sin + left * cos) * strength
-        bodies = Bodies(
-            *s["pos"].unbind(1), *s["vel"].unbind(1), s["yaw"], s["spin"], things, s["turn"], holds=holds, offset=offset
-        )
+        (x, y), (vx, vy) = s["pos"].unbind(1), s["vel"].unbind(1)
+        bodies = Bodies(x, y, vx, vy, s["yaw"], s["spin"], things, s["turn"], holds=holds, offset=offset)
         return physics.move(bodies, fixed, ax, ay, turning * TORQUE), ax, ay
 
     def _climbed(self, s: Leaves, ax: Tensor, ay: Tensor) -> Leaves:
@@ -207,14 +206,16 @@ class HideAndSeek(TeamWorld):
         free = sight.free_line(x, y, to_x, to_y, things.then(walls_of(s)), constants["itself"]) | s["high"].unsqueeze(1)
         above = torch.cat([s["high"], torch.zeros_like(s["there"])])
         real = torch.cat([s["here"] & constants["apart"], s["there"].expand(self.size.agents, -1, -1)], 1)
-        return ahead & (free | above) & real & s["here"].unsqueeze(1)
+        sees: Tensor = ahead & (free | above) & real & s["here"].unsqueeze(1)
+        return sees
 
     def _rewards(self, s: Leaves, pos: Tensor, found: Tensor) -> Tensor:
         """What each agent is paid for being at `pos`. `[A, E]`, float32"""
         seeks = self._constants.beside(found)["seeks"]
         paid = torch.where(found == seeks, 1.0, -1.0) * (s["t"] >= self.preparation)
         outside = pos.abs().amax(1) > self.size.side / 2 + OUTSIDE
-        return ((paid + outside * OUT) * s["here"]).float()
+        reward: Tensor = ((paid + outside * OUT) * s["here"]).float()
+        return reward
 
     # --------------------------------------------------------------------------------------------------------- what is seen
     def active(self, state: Leaves) -> Array | None:
@@ -252,8 +253,8 @@ def worlds_last(state: Leaves) -> Leaves:
 
 def things_of(s: Leaves) -> Rects:
     """Boxes and ramps. `[N, E]`"""
-    turn = s["turn"]
-    return Rects(*s["place"].unbind(1), turn.cos(), turn.sin(), *s["half"].unbind(1))
+    (x, y), (hx, hy), turn = s["place"].unbind(1), s["half"].unbind(1), s["turn"]
+    return Rects(x, y, turn.cos(), turn.sin(), hx, hy)
 
 
 def walls_of(s: Leaves) -> Rects:
