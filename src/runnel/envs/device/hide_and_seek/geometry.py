@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 TINY = 1e-9
+NOUGHT = 1e-20
 FLUSH = 0.1
 """Sides that meet at a smaller sine than this touch along an edge: the point of contact moves to the middle as they align."""
 PREFER = 1e-4
@@ -133,10 +134,19 @@ def crossing(ox: Tensor, oy: Tensor, dx: Tensor, dy: Tensor, r: Rects) -> tuple[
     """Where the rays `o + t d` enter and leave rectangles (slabs); they miss where the first is not below the second."""
     wx, wy = ox - r.x, oy - r.y
     u, v = wx * r.cos + wy * r.sin, wy * r.cos - wx * r.sin
-    iu, iv = _inverse(dx * r.cos + dy * r.sin), _inverse(dy * r.cos - dx * r.sin)
+    return _slabs(u, v, _inverse(dx * r.cos + dy * r.sin), _inverse(dy * r.cos - dx * r.sin), r)
+
+
+def crossing_upright(ox: Tensor, oy: Tensor, dx: Tensor, dy: Tensor, r: Rects) -> tuple[Tensor, Tensor]:
+    """The same of rectangles that are not turned: a third of the work."""
+    return _slabs(ox - r.x, oy - r.y, _inverse(dx), _inverse(dy), r)
+
+
+def _slabs(u: Tensor, v: Tensor, iu: Tensor, iv: Tensor, r: Rects) -> tuple[Tensor, Tensor]:
     mid_u, mid_v, half_u, half_v = -u * iu, -v * iv, r.hx * iu.abs(), r.hy * iv.abs()
     return torch.maximum(mid_u - half_u, mid_v - half_v), torch.minimum(mid_u + half_u, mid_v + half_v)
 
 
 def _inverse(d: Tensor) -> Tensor:
-    return d.abs().clamp(min=TINY).copysign(d).reciprocal()
+    # what is added vanishes beside any number but 0
+    return (d + NOUGHT).reciprocal()

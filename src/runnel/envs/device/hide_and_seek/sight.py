@@ -7,11 +7,12 @@ rectangles at a time, and only the least distance stays.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from runnel.envs.device.hide_and_seek.geometry import Rects, crossing
+from runnel.envs.device.hide_and_seek.geometry import Rects, crossing, crossing_upright
 
 HALF_CONE = math.radians(67.5)
 RANGE = 5.0
@@ -27,31 +28,38 @@ def in_cone(x: Tensor, y: Tensor, yaw: Tensor, to_x: Tensor, to_y: Tensor) -> Te
     return ahead >= math.cos(HALF_CONE) * (dx.square() + dy.square()).sqrt()
 
 
-def free_line(x: Tensor, y: Tensor, to_x: Tensor, to_y: Tensor, rects: Rects, itself: Tensor) -> Tensor:
-    """Whether nothing stands between agents `[A, E]` and targets `[K, E]`; `itself` `[K, M, 1]` (bool) are the rectangles that
-    a target is. `[A, K, E]`"""
+def free_line(x: Tensor, y: Tensor, to_x: Tensor, to_y: Tensor, things: Rects, walls: Rects, itself: Tensor) -> Tensor:
+    """Whether nothing stands between agents `[A, E]` and targets `[K, E]`; `itself` `[K, N, 1]` (bool) are the things that a
+    target is. `[A, K, E]`"""
     ox, oy = x[:, None, None], y[:, None, None]
     dx, dy = to_x.unsqueeze(1) - ox, to_y.unsqueeze(1) - oy
-    free = None
-    for begin in range(0, len(rects.x), CHUNK):
-        enter, leave = crossing(ox, oy, dx, dy, rects.some(begin, begin + CHUNK))
-        hit = (enter < leave) & (enter < 1.0) & (leave > 0.0) & ~itself[:, begin : begin + CHUNK]
-        found = ~hit.any(2)
-        free = found if free is None else free & found
-    assert free is not None
+    free = torch.ones_like(dx[:, :, 0], dtype=torch.bool)
+    for first, enter, leave in _crossings(ox, oy, dx, dy, things, walls):
+        hit = (enter < leave) & (enter < 1.0) & (leave > 0.0)
+        if first is not None:
+            hit = hit & ~itself[:, first : first + hit.shape[2]]
+        free = free & ~hit.any(2)
     return free
 
 
-def lidar(x: Tensor, y: Tensor, yaw: Tensor, high: Tensor, rects: Rects, num: int) -> Tensor:
+def lidar(x: Tensor, y: Tensor, yaw: Tensor, high: Tensor, things: Rects, walls: Rects, num: int) -> Tensor:
     """How far it is to the next wall or thing in `num` directions, from straight ahead to the left and round, as a share of
     `RANGE`. Who stands above looks over everything. `[A, num, E]`"""
     turns = torch.arange(num, device=x.device, dtype=x.dtype) * (2.0 * math.pi / num)
     angle = (yaw.unsqueeze(1) + turns.unsqueeze(1)).unsqueeze(2)
     ox, oy = x[:, None, None], y[:, None, None]
-    dx, dy = angle.cos(), angle.sin()
     nearest = torch.full_like(angle.squeeze(2), RANGE)
-    for begin in range(0, len(rects.x), CHUNK):
-        enter, leave = crossing(ox, oy, dx, dy, rects.some(begin, begin + CHUNK))
-        enter = torch.where((enter < leave) & (leave > 0.0), enter.clamp(min=0.0), RANGE)
+    for _, enter, leave in _crossings(ox, oy, angle.cos(), angle.sin(), things, walls):
+        enter = torch.where((enter < leave) & (leave > 0.0), enter, RANGE)
         nearest = torch.minimum(nearest, enter.amin(2))
-    return torch.where(high.unsqueeze(1), 1.0, nearest / RANGE)
+    return torch.where(high.unsqueeze(1), 1.0, nearest.clamp(min=0.0) / RANGE)
+
+
+def _crossings(
+    ox: Tensor, oy: Tensor, dx: Tensor, dy: Tensor, things: Rects, walls: Rects
+) -> Iterator[tuple[int | None, Tensor, Tensor]]:
+    """Where rays enter and leave some things (with the number of the first) or some walls at a time."""
+    for begin in range(0, len(things.x), CHUNK):
+        yield begin, *crossing(ox, oy, dx, dy, things.some(begin, begin + CHUNK))
+    for begin in range(0, len(walls.x), CHUNK):
+        yield None, *crossing_upright(ox, oy, dx, dy, walls.some(begin, begin + CHUNK))

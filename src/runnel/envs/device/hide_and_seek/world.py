@@ -68,8 +68,7 @@ class HideAndSeek(TeamWorld):
         names = [f"hider_{i}" for i in range(s.hiders)] + [f"seeker_{i}" for i in range(s.seekers)]
         self.spec = TeamSpec(dict.fromkeys(names, agent))
         self.state_spec = self._views.state_spec
-        itself = np.zeros((s.agents + s.things, s.things + s.walls), bool)
-        itself[s.agents :, : s.things] = np.eye(s.things, dtype=bool)
+        itself = np.eye(s.agents + s.things, dtype=bool)[:, s.agents :]
         team = np.array([play.HIDERS] * s.hiders + [play.SEEKERS] * s.seekers)
         self._constants = Constants(
             pushes=np.array(PUSHES, np.float32),
@@ -203,7 +202,7 @@ class HideAndSeek(TeamWorld):
         x, y = s["pos"].unbind(1)
         to_x, to_y = torch.cat([x, things.x]), torch.cat([y, things.y])
         ahead = sight.in_cone(x, y, s["yaw"], to_x, to_y)
-        free = sight.free_line(x, y, to_x, to_y, things.then(walls_of(s)), constants["itself"]) | s["high"].unsqueeze(1)
+        free = sight.free_line(x, y, to_x, to_y, things, walls_of(s), constants["itself"]) | s["high"].unsqueeze(1)
         above = torch.cat([s["high"], torch.zeros_like(s["there"])])
         real = torch.cat([s["here"] & constants["apart"], s["there"].expand(self.size.agents, -1, -1)], 1)
         sees: Tensor = ahead & (free | above) & real & s["here"].unsqueeze(1)
@@ -229,7 +228,7 @@ class HideAndSeek(TeamWorld):
         seen = self._views(s)
         if self._lidar:
             x, y = s["pos"].unbind(1)
-            seen["obs/lidar"] = sight.lidar(x, y, s["yaw"], s["high"], things_of(s).then(walls_of(s)), self._lidar)
+            seen["obs/lidar"] = sight.lidar(x, y, s["yaw"], s["high"], things_of(s), walls_of(s), self._lidar)
         return [{key: x.movedim(-1, 0) for key, x in seen.items()}]
 
     def global_state(self, state: Leaves) -> Array:
