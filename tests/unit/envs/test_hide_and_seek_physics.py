@@ -96,7 +96,7 @@ def test_without_forces_no_agent_gets_faster(seed: int) -> None:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_what_lies_in_each_other_comes_apart(seed: int) -> None:
     """Everything is thrown on one heap in an empty hall; after three seconds nothing is deeper in another than 1 cm."""
     env, generator = world("quadrant"), torch.Generator().manual_seed(seed)
@@ -139,8 +139,9 @@ def test_two_who_look_at_each_other_see_each_other_or_neither_does(size: str) ->
 def test_in_the_preparation_seekers_do_nothing_and_nobody_is_paid(size: str) -> None:
     env, generator = world(size), torch.Generator().manual_seed(2)
     state = env.initial(32, generator)
+    state["t"] = state["t"] + env.preparation - 6
     seekers = torch.arange(env.size.agents) >= env.size.hiders
-    for t in range(env.preparation + 3):
+    for t in range(env.preparation - 6, env.preparation + 3):
         act = eager(32, env.size.agents, generator)
         other = act.clone()
         other[:, seekers] = eager(32, int(seekers.sum()), generator)
@@ -162,12 +163,12 @@ def test_in_the_preparation_seekers_do_nothing_and_nobody_is_paid(size: str) -> 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_everything_stays_finite(size: str) -> None:
-    """64 worlds of 200 steps here; 1,000 worlds were played once by hand."""
+    """Some worlds for an episode; 1,000 worlds of 200 steps were played once by hand."""
     env, generator = HideAndSeek(size, surfing=True, lidar=4, num_layouts=16), torch.Generator().manual_seed(7)
-    num = 64 if size == "quadrant" else 16
+    num = 64
     state = env.initial(num, generator)
     with torch.no_grad():
-        for _ in range(200):
+        for _ in range(80):
             act = (torch.rand(num, env.size.agents, 5, generator=generator) * torch.tensor([5, 5, 5, 2, 3])).long()
             state, reward, _ = env.transition(state, [act])
     assert torch.isfinite(reward).all()

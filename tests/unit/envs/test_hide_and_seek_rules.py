@@ -102,6 +102,26 @@ def test_plays_as_one_world_in_plain_python(size: str, num: int, steps: int) -> 
     assert seen == {"held", "locked", "found", "moved"}
 
 
+def test_a_heap_of_things_comes_apart_as_in_plain_python() -> None:
+    """Things in each other, one of them locked, with agents among them that pull and push."""
+    env, generator, num = world("quadrant"), torch.Generator().manual_seed(8), 4
+    state = begin(env, num, seed=6)
+    state["walls"][:, 4:, :2] = 900.0
+    state["place"] = torch.rand(num, 3, 2, generator=generator).double() * 0.6
+    state["pos"] = torch.rand(num, 4, 2, generator=generator).double() * 2.0 - 0.7
+    state["owner"][::2, 1] = 1
+    state, _, _ = env.transition(state, [torch.zeros(num, 4, 5, dtype=torch.int64)])
+    twins = [reference(env, state, row) for row in range(num)]
+    begins = state["place"]
+    for _ in range(10):
+        act = eager(num, 4, generator)
+        state, _, _ = env.transition(state, [act])
+        for row, twin in enumerate(twins):
+            twin.step(act[row].tolist())
+            same(env, state, row, twin)
+    assert ((state["place"] - begins).abs().amax(2) > 0.05).sum() >= 4
+
+
 def test_float32_takes_the_same_steps() -> None:
     """Step by step from the same states, since collisions make much of rounding."""
     env, generator = world("quadrant"), torch.Generator().manual_seed(1)
