@@ -103,15 +103,20 @@ def test_plays_as_one_world_in_plain_python(size: str, num: int, steps: int) -> 
 
 
 def test_a_heap_of_things_comes_apart_as_in_plain_python() -> None:
-    """Things in each other, one of them locked, with agents among them that pull and push."""
+    """Things in each other, one of them locked, with agents among them that pull and push; and a box in a corner of walls."""
     env, generator, num = world("quadrant"), torch.Generator().manual_seed(8), 4
     state = begin(env, num, seed=6)
     state["walls"][:, 4:, :2] = 900.0
     state["place"] = torch.rand(num, 3, 2, generator=generator).double() * 0.6
     state["pos"] = torch.rand(num, 4, 2, generator=generator).double() * 2.0 - 0.7
     state["owner"][::2, 1] = 1
-    state, _, _ = env.transition(state, [torch.zeros(num, 4, 5, dtype=torch.int64)])
+    state["place"][1::2, 0], state["turn"][1::2, 0] = 2.73, 0.3
+    state["pos"][1::2, 0], state["yaw"][1::2, 0] = 2.35, 0.8
     twins = [reference(env, state, row) for row in range(num)]
+    state, _, _ = env.transition(state, [torch.zeros(num, 4, 5, dtype=torch.int64)])
+    for row, twin in enumerate(twins):
+        twin.step([[0] * 5] * 4)
+        same(env, state, row, twin)
     begins = state["place"]
     for _ in range(10):
         act = eager(num, 4, generator)
