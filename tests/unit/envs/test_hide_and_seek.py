@@ -156,6 +156,20 @@ def test_only_who_locked_a_thing_unlocks_it() -> None:
         state = after
 
 
+def test_what_both_teams_lock_at_once_belongs_to_the_hiders() -> None:
+    env, state = scripted()
+    state["t"][:] = env.preparation
+    state["pos"][0, 2] = torch.tensor([1.2, 2.0])
+    state["yaw"][0, 2] = torch.pi
+    state, _, _ = env.transition(state, [nothing(env, 1)])
+    lock = nothing(env, 1)
+    for who, owner in (([2], 2), ([0], 1), ([0, 2], 1)):
+        lock[..., 4] = 0
+        lock[0, who, 4] = 1
+        after, _, _ = env.transition(state, [lock])
+        assert after["owner"].tolist() == [[owner, 0, 0]]
+
+
 def test_surfing_takes_along_the_box_one_stands_on() -> None:
     go = torch.zeros(1, 4, 5, dtype=torch.int64)
     go[0, 0, 0], go[0, 0, 3] = 1, 1  # backwards, holding on

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_hide_and_seek_rules import beside_things, eager, world
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from runnel.envs.device import HideAndSeek
 from runnel.envs.device.hide_and_seek.geometry import distance, overlap
@@ -176,12 +178,36 @@ def test_everything_stays_finite(size: str) -> None:
         assert all(torch.isfinite(x.float()).all() for x in leaves.values())
 
 
+class HostTensors(TorchDispatchMode):
+    """Collects operations that read or make a tensor in the host's memory, which a CUDA graph cannot hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = op(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
+        if any(x.device.type != "meta" for x in tensors):
+            self.found.add(str(op))
+        return out
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_a_graph_of_cuda_could_record_it(size: str) -> None:
-    """On tensors without memory no function can read a number, or make a shape of one."""
+    """On tensors without memory no function can read a number, or make a shape of one; nor may anything come from the host."""
     env = HideAndSeek(size, surfing=True, num_layouts=16)
     state = {k: x.to("meta") for k, x in env.initial(3, torch.Generator().manual_seed(0)).items()}
-    after, reward, ended = env.transition(state, [nothing(env, 3).to("meta")])
+    act, host = nothing(env, 3).to("meta"), HostTensors()
+
+    def play() -> tuple[Leaves, Tensor, Tensor]:
+        after, reward, ended = env.transition(state, [act])
+        env.observe(after), env.active(after), env.global_state(after), env.episode_stats(after)
+        return after, reward, ended
+
+    play()  # constants come to the device at the first call
+    with host:
+        after, reward, ended = play()
+    assert host.found == set()
     assert (reward.shape, ended.shape) == ((3, env.size.agents), (3, env.size.agents))
     assert {k: (x.shape, x.dtype) for k, x in after.items()} == {k: (x.shape, x.dtype) for k, x in state.items()}
-    env.observe(after), env.active(after), env.global_state(after), env.episode_stats(after)
