@@ -13,7 +13,7 @@ from runnel.core.checks import check_tensor_team
 from runnel.core.errors import ConfigError
 from runnel.envs.device import HideAndSeek, TeamView, TensorTeam
 from runnel.envs.device.hide_and_seek.layouts import SIZES, layout_table
-from runnel.envs.device.hide_and_seek.picture import BOX, TEAMS, WALLS
+from runnel.envs.device.hide_and_seek.picture import BOX, FLOOR, TEAMS, WALLS
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -179,11 +179,13 @@ def test_surfing_takes_along_the_box_one_stands_on() -> None:
         _, state = scripted()
         state["pos"][0, 0] = state["place"][0, 0]
         state["high"][0, 0] = True
+        state["t"][:] = env.preparation
         begin, steps = state["place"].clone(), 0
         while state["high"][0, 0] and steps < 8:
             moved[surfing] = float((state["place"] - begin)[0, 0].norm()), steps
             state, _, _ = env.transition(state, [go])
             steps += 1
+        assert env.episode_stats(state)["surfed"].tolist() == [float(surfing)]
     assert moved[True][0] > 0.3
     assert moved[True][1] == 7, "it never left the box"
     assert moved[False][0] == 0.0, "it walks off, and the box stays"
@@ -205,6 +207,9 @@ def test_the_picture_shows_who_is_where() -> None:
     assert at(0.6, 2.0) == BOX
     assert at(0.6, 2.0 + 0.22) == TEAMS[1], "a lock in the colour of its team"
     assert at(-3.05, 1.0) == WALLS
+    assert at(0.25, 2.0) != FLOOR, "what the hider looks at"
+    assert at(1.4, 2.0) == FLOOR, "behind the box it sees nothing"
+    assert at(-0.5, 2.0) == FLOOR
 
 
 def test_plays_behind_the_contract_of_vectors() -> None:

@@ -41,7 +41,25 @@ def _cone(picture: Array, x: Array, y: Array, world: Mapping[str, Array], i: int
     dx, dy = x - world["pos"][i, 0], y - world["pos"][i, 1]
     far, yaw = np.hypot(dx, dy), float(world["yaw"][i])
     looks = (dx * math.cos(yaw) + dy * math.sin(yaw) >= far * math.cos(HALF_CONE)) & (far < LOOK)
+    if not world["high"][i]:
+        looks[looks] = ~_hidden(world["pos"][i], dx[looks], dy[looks], world)
     picture[looks] = picture[looks] * 0.82 + np.array(colour) * 0.18
+
+
+def _hidden(eye: Array, dx: Array, dy: Array, world: Mapping[str, Array]) -> Array:
+    """Whether a wall or a thing lies between an eye and the points at `dx`, `dy` from it."""
+    turned = [(*p, t, *h) for p, t, h in zip(world["place"], world["turn"], world["half"], strict=True)]
+    found = np.zeros(dx.shape, bool)
+    for cx, cy, turn, hx, hy in turned + [(x, y, 0.0, hx, hy) for x, y, hx, hy in world["walls"]]:
+        cos, sin = math.cos(turn), math.sin(turn)
+        enter, leave = np.zeros(dx.shape), np.ones(dx.shape)
+        for c, s, half in ((cos, sin, hx), (-sin, cos, hy)):
+            at, way = (eye[0] - cx) * c + (eye[1] - cy) * s, dx * c + dy * s
+            way = np.where(np.abs(way) < 1e-9, 1e-9, way)
+            first, last = (-half - at) / way, (half - at) / way
+            enter, leave = np.maximum(enter, np.minimum(first, last)), np.minimum(leave, np.maximum(first, last))
+        found |= enter < leave
+    return found
 
 
 def _thing(picture: Array, x: Array, y: Array, world: Mapping[str, Array], k: int, *, is_ramp: bool) -> None:

@@ -17,7 +17,7 @@ from runnel.envs.device.hide_and_seek.geometry import Rects, crossing, crossing_
 HALF_CONE = math.radians(67.5)
 RANGE = 5.0
 """How far lidar reaches."""
-CHUNK = 8
+CHUNK = 4
 """Rectangles that are looked at together."""
 
 

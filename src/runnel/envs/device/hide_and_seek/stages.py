@@ -24,6 +24,7 @@ def first_stages(place: Tensor) -> Leaves:
         "locked_prep": none.unsqueeze(1).repeat(1, things),
         "high_steps": place.new_zeros(num),
         "found": none,
+        "surfed": none,
     }
 
 
@@ -33,12 +34,15 @@ def next_stages(s: Leaves, after: Leaves, found: Tensor, preparation: int, size:
     mark = torch.where(s["t"] == preparation, s["place"], s["mark"])
     far = (after["place"] - mark).square().sum(1).sqrt()
     above = (after["high"][size.hiders :] & s["here"][size.hiders :]).sum(0)
+    # whoever is above and holds on to something moves with it
+    rides = (after["high"] & after["holds"].any(1)).any(0)
     return {
         "mark": mark,
         "moved": torch.where(torch.stack([prep, ~prep]).unsqueeze(1), torch.maximum(s["moved"], far), s["moved"]),
         "locked_prep": torch.where(prep, after["owner"] != NOBODY, s["locked_prep"]),
         "high_steps": s["high_steps"] + above * ~prep,
         "found": s["found"] | (found & ~prep),
+        "surfed": s["surfed"] | (rides & ~prep),
     }
 
 
@@ -57,6 +61,7 @@ def stage_numbers(s: Leaves, preparation: int, size: Size) -> dict[str, Tensor]:
     steps = (s["t"] - preparation).clamp(min=0) * seekers
     found["seekers_high"] = s["high_steps"] / steps.clamp(min=1)
     found["unseen"] = ((s["t"] > preparation) & ~s["found"]).to(dtype)
+    found["surfed"] = s["surfed"].to(dtype)
     found["ramp_to_hiders"] = _ramp_to_hiders(s, size)
     return found
 
