@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hide_and_seek_worlds import Leaves, nothing, ramp_at_wall, world
 from tensor_worlds import sides
-from test_hide_and_seek_physics import nothing
-from test_hide_and_seek_rules import Leaves, ramp_at_wall, world
 
 from runnel.core.checks import check_tensor_team
 from runnel.core.errors import ConfigError

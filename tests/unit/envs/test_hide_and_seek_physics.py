@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from hide_and_seek_worlds import Leaves, beside_things, eager, nothing, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_hide_and_seek_rules import beside_things, eager, world
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -17,12 +17,7 @@ from runnel.envs.device import HideAndSeek
 from runnel.envs.device.hide_and_seek.geometry import distance, overlap
 from runnel.envs.device.hide_and_seek.world import things_of, walls_of, worlds_last
 
-Leaves = dict[str, Any]
 SIZES = ("quadrant", "arena")
-
-
-def nothing(env: HideAndSeek, num: int) -> Tensor:
-    return torch.zeros(num, env.size.agents, 5, dtype=torch.int64)
 
 
 def busy(env: HideAndSeek, num: int, seed: int, *, fast: bool = True) -> Leaves:
