@@ -102,6 +102,10 @@ def legal_actions(vector: Any, rng: np.random.Generator) -> dict[str, torch.Tens
     for policy, out in vector.outs.items():
         action = vector.sides[policy].spec.action
         num = action.num_actions
+        if action.kind == "multi":  # of choices
+            words = [rng.integers(part.num_actions, size=len(out.reward)) for part in action.parts]
+            found[policy] = torch.from_numpy(np.stack(words, 1))
+            continue
         if not num:  # continuous
             found[policy] = torch.from_numpy(rng.uniform(-1.0, 1.0, (len(out.reward), *action.shape)).astype(np.float32))
             continue

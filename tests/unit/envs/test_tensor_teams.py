@@ -165,7 +165,7 @@ def test_every_world_passes_its_checks_and_looks_the_same_in_numpy_and_in_tensor
         for vector in vectors:
             vector.send(actions)
         for first, second in zip(*(vector.outs.values() for vector in vectors), strict=True):
-            assert torch.allclose(first.obs["obs"], second.obs["obs"], atol=2e-5)
+            assert all(torch.allclose(x, second.obs[key], atol=2e-5) for key, x in first.obs.items())
             assert torch.allclose(first.reward, second.reward, atol=2e-5)
             assert torch.equal(first.terminated | first.truncated, second.terminated | second.truncated)
 
