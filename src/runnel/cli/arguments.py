@@ -58,7 +58,7 @@ def _read_object(text: str) -> JsonObject:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{text} is not JSON ({error})") from error
+        raise ValueError(f'{text} is not JSON ({error}); write {{"name": value}}') from error
     if not isinstance(found, dict):
         raise ValueError(f'{text} is not a JSON object; write {{"name": value}}')
     return found

@@ -63,6 +63,16 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 _MOST = 3
 
 
+def closest(name: str, known: Iterable[str]) -> str:
+    """A question to append to an error: the name in `known` that `name` is like; empty if it is like none.
+
+    >>> closest("calculater", ["calculator", "guess"]), closest("xyz", ["guess"])
+    ("did you mean 'calculator'? Else ", '')
+    """
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}? Else " if close else ""
+
+
 def meant(name: str, known: Iterable[str]) -> list[str]:
     """The dotted names in `known` that a user may mean by `name`, the likeliest first.
 

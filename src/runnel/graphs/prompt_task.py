@@ -291,6 +291,10 @@ class PromptTask:
 
         return ActorSpec(f"{stream}-0", make, writes=(stream,), asks=())
 
+    def look(self, *, demos: bool) -> list[str]:
+        """What is looked at before a run is made, as it takes a while: `demos`, whether demonstrations are imitated."""
+        return self.check_demos() if demos else []
+
     def check_demos(self) -> list[str]:
         """What to tell of demonstrations that the task's reward does not like; raises where it likes none."""
         return check_demonstrations(self.measured, self.tokenizer, timeout_s=self._reward_timeout_s)

@@ -124,10 +124,10 @@ def close_game(game: ChatGame) -> object:
 def checked_turns(game: ChatGame, turns: object, channels: Mapping[str, float]) -> dict[str, Turn]:
     """What `reset` or `step` gave, or a `DataError` in words."""
     if not isinstance(turns, Mapping):
-        raise DataError(f"the environment gave {type(turns).__name__} instead of a Turn" + _by_agent(game))
+        raise DataError(f"the environment gave {type(turns).__name__} instead of {_wanted(game)}")
     for agent, turn in turns.items():
         if not isinstance(turn, Turn):
-            raise DataError(f"the environment gave {type(turn).__name__} instead of a Turn" + _by_agent(game))
+            raise DataError(f"the environment gave {type(turn).__name__} instead of {_wanted(game)}")
         if agent not in game.agents:
             raise DataError(f"the environment gave a Turn to {agent!r}; its agents are {', '.join(game.agents)}")
         _check_channels(turn, channels)
@@ -155,8 +155,10 @@ def check_turn(turn: Turn, channels: Mapping[str, float]) -> None:
         raise DataError(f"the count {odd[0]!r} of a turn is {turn.counts[odd[0]]!r}; give a whole number under a name")
 
 
-def _by_agent(game: ChatGame) -> str:
-    return "" if isinstance(game, Alone) else " for each agent"
+def _wanted(game: ChatGame) -> str:
+    if isinstance(game, Alone):
+        return "a Turn; return Turn(text), or Turn(text, reward, terminated=True) at the end"
+    return "a Turn for each agent; return {agent: Turn(text)}"
 
 
 def plain_turns(turns: Mapping[str, Turn]) -> str:

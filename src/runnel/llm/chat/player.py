@@ -45,6 +45,8 @@ NUM_THREADS = 64
 """Calls of environments at once, and of tools, that run in threads."""
 END_S = 1.0
 """What environments and tools get at the end of a run to let go of what they hold."""
+TOO_LONG = "prompt_too_long"
+"""Why a conversation has failed whose first prompt leaves no room for a reply."""
 CLOSE = "talk.close"
 """Tools are closed in threads, whatever their lane: an end may take its time."""
 
@@ -446,7 +448,7 @@ class ChatPlayer:
                 return
             limit = "context"
             if not side.said.turns:
-                self._fail(conversation, f"prompt_too_long: {len(prompt)} tokens, room for {context - 1}")
+                self._fail(conversation, f"{TOO_LONG}: {len(prompt)} tokens, room for {context - 1}")
                 conversation.hopeless = True
                 return
         self._end(conversation, limit)

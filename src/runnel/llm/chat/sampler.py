@@ -142,9 +142,20 @@ class ChatSampler(PromptSampler):
         return conversation.lost or (not conversation.hopeless and conversation.attempt < self._chat.talk.retries)
 
     def _retry(self, group: ChatGroup, conversation: Conversation) -> None:
-        at = shown_prompt(group.example.text)
-        self._events.append({"kind": "call_retried", "reason": f"conversation: {conversation.failure}", "prompt": at})
+        told = {"what": "a conversation was begun anew", "reason": conversation.failure}
+        self._events.append({"kind": "call_retried", **told, "prompt": self._shown(group.example)})
         self.player.again(self._client_of, conversation, group.example)
+
+    def _shown(self, example: Example) -> str:
+        """A prompt, or the task of an environment."""
+        shown = shown_prompt(example.text)
+        return shown if self._chat.judged else shown.replace("(prompt ", "(task ", 1)
+
+    @property
+    def _fix(self) -> str:
+        if self._chat.judged:
+            return super()._fix
+        return f"fix the environment {self.task.name!r}; `runnel check-chat` says what is wrong with it"
 
     def _reissue(self, client: InferenceClient) -> None:
         asked = [c for g in self._groups for c in g.conversations if c.runs]
