@@ -102,3 +102,10 @@ def test_what_cannot_work_is_refused_and_no_run_is_made(line: str, env: str, cap
 def test_an_environment_that_begins_at_the_second_try_is_not_refused(env: str) -> None:
     small = "--num-prompts 1 --group-size 2 --max-tokens 2 --lm.layers 1 --lm.width 16 --lm.inner 32 --eval.episodes 0"
     assert main(shlex.split(f"train grpo --chat {env}:Flaky --total-updates 1 --max-turns 2 {small} --track --name flaky")) == 0
+
+
+def test_conversations_and_tools_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    told = capsys.readouterr().out.partition("conversations (--chat)")[2]
+    assert "  calculator " in told.partition("tools (--tools)")[0]
+    assert "  search:PATH " in told.partition("tools (--tools)")[2]
