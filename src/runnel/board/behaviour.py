@@ -107,7 +107,14 @@ def group_head(group: Row) -> Row:
         "prompt": str(prompt or "")[-TEXT:],
         "rewards": rewards,
         "size": len(rows),
+        "agent": _agent(group),
     }
+
+
+def _agent(told: Row) -> str:
+    """Which of several agents it is of; empty where there is one."""
+    agent = told.get("agent")
+    return f"agent {agent + 1}" if isinstance(agent, int) else str(agent or "")
 
 
 def conversation_head(talk: Row) -> Row:
@@ -120,5 +127,6 @@ def conversation_head(talk: Row) -> Row:
         "return": talk["return"] if is_number(talk.get("return")) else None,
         "reason": str(talk.get("reason") or ""),
         "turns": len(turns),
+        "agent": _agent(talk),
         "prompt": asked[0][:TEXT] if asked else "",
     }

@@ -60,6 +60,13 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "lora_rank": ("lora.rank",),
 }
 """Names of settings in other libraries, and our names. Only names that a recipe has are suggested."""
+_TALKS = "conversations are trained by grpo, gigpo, turn_ppo and the other recipes of language models that play prompts"
+_TEAMS = "several agents are trained by ippo, mappo, qmix, selfplay and the other recipes of teams"
+ELSEWHERE: dict[str, str] = {
+    **dict.fromkeys(("chat", "tools", "max_turns", "max_context"), f"is no setting of this recipe; {_TALKS}"),
+    "teams": f"is no setting of this recipe; {_TEAMS}",
+}
+"""Settings that people look for in recipes that have none of the kind, and which recipes have them."""
 _MOST = 3
 
 

@@ -71,8 +71,8 @@ class ChatPromptTask(PromptTask):
         )
 
     @property
-    def num_trained(self) -> int:
-        return sum(who == TRAINED for who in self._speakers.values())
+    def trained_agents(self) -> tuple[str, ...]:
+        return tuple(agent for agent, who in self._speakers.items() if who == TRAINED)
 
     @property
     def partner_names(self) -> tuple[str, ...]:

@@ -232,6 +232,7 @@ class PromptTask:
             pass_reward=self._config.eval.pass_reward,
             example=self.task.find,
             source=self.task.name,
+            agents=self.trained_agents,
         )
 
     def reference(self, config: TokenLearnerConfig, *, depth: int, temperature: float) -> InferenceStream:
@@ -341,9 +342,14 @@ class PromptTask:
         return tuple(ActorSpec(f"actor-{i}", maker(i), ("rollouts",), asks) for i in range(self._config.most_actors))
 
     @property
+    def trained_agents(self) -> tuple[str, ...]:
+        """Names of the agents that are trained; empty where there are no agents."""
+        return ()
+
+    @property
     def num_trained(self) -> int:
         """Trajectories of each of the `group_size` plays of a task: one for each agent that is trained."""
-        return 1
+        return max(1, len(self.trained_agents))
 
     @property
     def partner_names(self) -> tuple[str, ...]:

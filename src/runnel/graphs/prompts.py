@@ -68,7 +68,7 @@ class PromptConfig(RunConfig):
     """Conversations in place of prompts: a built-in world (calculator, guess, ...; see docs/guides/worlds.md), or your own
     environment as path/to/file.py:make_env."""
     tools: tuple[str, ...] = ()
-    """What the model may call before it answers: python, calculator, or your own as path/to/file.py:my_tool."""
+    """What the model may call before it answers: python, calculator, search:PATH, or your own as path/to/file.py:my_tool."""
     agents: tuple[str, ...] = ()
     """Who speaks for the agents of a game, each as AGENT=WHO (a pattern of names; the first that matches counts): policy, which
     is trained and speaks for all that are not named; frozen, the model as it is when the run begins; model:FOLDER, another

@@ -109,3 +109,10 @@ def test_conversations_and_tools_are_listed(capsys: pytest.CaptureFixture[str]) 
     told = capsys.readouterr().out.partition("conversations (--chat)")[2]
     assert "  calculator " in told.partition("tools (--tools)")[0]
     assert "  search:PATH " in told.partition("tools (--tools)")[2]
+
+
+@pytest.mark.parametrize("line", ["ppo --chat guess", "sft --tools calculator", "sac --teams each"])
+def test_a_setting_of_other_recipes_is_refused_with_their_names(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *line.split()]) == 2
+    assert "is no setting of this recipe; " in (said := capsys.readouterr().err)
+    assert ("mappo" if "teams" in line else "gigpo") in said

@@ -227,7 +227,8 @@ class ChatSampler(PromptSampler):
             mine = {"by_policy": {side.agent: total}} if len(self._trained) > 1 else {}
             self._events.append(episode(side, total) | {"passed": total >= self._pass_reward - 1e-9} | mine)
         if self._num_groups % SAMPLE_EVERY == 0:
-            self._events.append(told(group, sides[0], totals[0]))
+            shown = self._num_groups // SAMPLE_EVERY % len(self._trained)  # of several agents, each has its turn
+            self._events.append(told(group, sides[shown], totals[shown]))
         self._num_groups += 1
 
     # ----------------------------------------------------------------------------------------------------------- state

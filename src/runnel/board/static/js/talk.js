@@ -1,6 +1,6 @@
 // A conversation of several turns as text: as the learner trained on it, token by token, or as it was played, message by message.
 
-import { h, fill, short, whole, seconds, color } from "./dom.js";
+import { h, fill, short, whole, counted, seconds, color } from "./dom.js";
 import { turnBars, turnFacts, forksOf, rowTree } from "./turns.js";
 
 const LONG = 700;
@@ -32,7 +32,7 @@ export function trainedTalk(row, i, { open, span, states }) {
   const turns = row.turns ?? [], body = h("div", {}), errors = row.tool_errors ?? 0;
   const box = h("details", { class: "completion talkrow", open: open === true },
     h("summary", {}, [h("b", {}, `#${i + 1}`), h("span", { class: "n" }, `reward ${short(row.reward)}`), typeof row.advantage === "number" ? h("span", { class: row.advantage > 0 ? "good" : row.advantage < 0 ? "bad" : "soft" }, `advantage ${short(row.advantage)}`) : null,
-      h("span", { class: "soft" }, `${whole(turns.length)} ${turns.length === 1 ? "turn" : "turns"}`), row.tool_calls !== undefined ? h("span", { class: errors ? "warn" : "soft" }, `${whole(row.tool_calls)} tool calls, ${whole(errors)} failed`) : null,
+      h("span", { class: "soft" }, counted(turns.length, "turn")), row.tool_calls !== undefined ? h("span", { class: errors ? "warn" : "soft" }, `${counted(row.tool_calls, "tool call")}, ${whole(errors)} failed`) : null,
       row.truncated ? h("span", { class: "warn" }, "cut") : null].map((part) => [part, " "])), body);
   const draw = () => {
     if (!box.open || body.firstChild) return;
@@ -99,8 +99,8 @@ export function playedTalk(talk) {
   const root = h("div", {}), go = goer(() => root), sum = (key) => turns.map((t) => t[key]).filter((v) => typeof v === "number").reduce((a, b) => a + b, 0);
   const fact = (v, label) => h("div", { class: "fact" }, h("b", {}, v), h("span", {}, label));
   const task = talk.task && Object.keys(talk.task).length ? h("details", {}, h("summary", {}, "task"), h("pre", { class: "box" }, JSON.stringify(talk.task, null, 1))) : null;
-  return fill(root, h("p", { class: "soft small" }, `played by version ${whole(talk.version)}${talk.sample_id !== undefined ? ` · sample ${talk.sample_id}` : ""}`),
-    h("div", { class: "facts" }, fact(short(talk.return), "return"), fact(whole(turns.length), "turns"), fact(ENDED[talk.reason] ?? String(talk.reason ?? "–"), "its end"), fact(seconds(sum("engine_s")), "in the engine"), fact(seconds(sum("duration_s")), "in the environment")),
+  return fill(root, h("p", { class: "soft small" }, `played by version ${whole(talk.version)}${talk.sample_id !== undefined ? ` · sample ${talk.sample_id}` : ""}${agentOf(talk)}`),
+    h("div", { class: "facts" }, fact(short(talk.return), "return"), fact(whole(turns.length), turns.length === 1 ? "turn" : "turns"), fact(ENDED[talk.reason] ?? String(talk.reason ?? "–"), "its end"), fact(seconds(sum("engine_s")), "in the engine"), fact(seconds(sum("duration_s")), "in the environment")),
     task, turnBars(turns, go), rowTree(forksOf(null, turns), turns, go), messages.map((m) => message(m, turns)));
 }
 
@@ -120,4 +120,6 @@ function call(c) {
   return h("details", { class: "call" }, h("summary", {}, h("span", { class: "who" }, `calls ${made.name ?? "?"}`), h("span", { class: "soft small first" }, firstLine(given))), h("pre", {}, typeof made.arguments === "string" ? made.arguments : JSON.stringify(made.arguments ?? {}, null, 1)));
 }
 
+/** Whose conversation it is, of several agents. */
+export const agentOf = (told) => (told.agent === undefined ? "" : ` · ${typeof told.agent === "number" ? `agent ${told.agent + 1}` : told.agent}`);
 export const endOf = (reason) => ENDED[reason] ?? reason;
