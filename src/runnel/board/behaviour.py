@@ -107,14 +107,14 @@ def group_head(group: Row) -> Row:
         "prompt": str(prompt or "")[-TEXT:],
         "rewards": rewards,
         "size": len(rows),
-        "agent": _agent(group),
+        **_agent(group),
     }
 
 
-def _agent(told: Row) -> str:
-    """Which of several agents it is of; empty where there is one."""
+def _agent(told: Row) -> Row:
+    """Which of several agents it is of."""
     agent = told.get("agent")
-    return f"agent {agent + 1}" if isinstance(agent, int) else str(agent or "")
+    return {} if agent is None else {"agent": f"agent {agent + 1}" if isinstance(agent, int) else str(agent)}
 
 
 def conversation_head(talk: Row) -> Row:
@@ -127,6 +127,6 @@ def conversation_head(talk: Row) -> Row:
         "return": talk["return"] if is_number(talk.get("return")) else None,
         "reason": str(talk.get("reason") or ""),
         "turns": len(turns),
-        "agent": _agent(talk),
+        **_agent(talk),
         "prompt": asked[0][:TEXT] if asked else "",
     }
