@@ -45,7 +45,7 @@ def trained() -> dict[str, Any]:
         "turns": [first["turns"][0], {**first["turns"][1], "row": 1, "state": 2}],
     }
     messages = [{"role": "system", "content": "You answer."}, {"role": "user", "content": "Is it?"}]
-    head = {"version": 3, "task_id": -1, "source": "guess", "agent": "speaker"}
+    head = {"version": 3, "task_id": -1, "source": "guess", "agent": "speaker", "weights": {"exact": 1.0, "win": -2.0}}
     return {**head, "prompt": "x", "messages": messages, "rows": [first, forked]}
 
 
@@ -101,6 +101,7 @@ def check_trained(page: Any) -> None:
     assert first.locator(".turn .tokens").all_text_contents() == ["yes<cut>", "<assistant>no<end>"]
     assert first.locator(".turn .tok:not(.masked)").all_text_contents() == ["yes", "no", "<end>"]
     assert first.locator(".said.user pre").all_text_contents() == [f"<user>{EVIL}"]
+    assert first.locator(".turn header .bad").all_text_contents() == ["win 0.75"], "its weight is negative"
     assert first.locator(".tree").count() == 0
     assert second.locator(".turn").count() == 0, "it is drawn when it is opened"
     second.locator("summary").first.focus()

@@ -228,7 +228,8 @@ class ChatSampler(PromptSampler):
             self._events.append(episode(side, total) | {"passed": total >= self._pass_reward - 1e-9} | mine)
         if self._num_groups % SAMPLE_EVERY == 0:
             shown = self._num_groups // SAMPLE_EVERY % len(self._trained)  # of several agents, each has its turn
-            self._events.append(told(group, sides[shown], totals[shown]))
+            weights = dict(zip(self._chat.channels, self._chat.weights, strict=True))
+            self._events.append(told(group, sides[shown], totals[shown], weights))
         self._num_groups += 1
 
     # ----------------------------------------------------------------------------------------------------------- state
@@ -278,8 +279,8 @@ def episode(side: Speaker, total: float) -> State:
     }
 
 
-def told(group: ChatGroup, side: Speaker, total: float) -> State:
-    """A conversation for people to read."""
+def told(group: ChatGroup, side: Speaker, total: float, weights: Mapping[str, float]) -> State:
+    """A conversation for people to read. Weights of channels are told where they are not all 1."""
     turns = [
         {
             "rewards": dict(turn.rewards),
@@ -305,6 +306,7 @@ def told(group: ChatGroup, side: Speaker, total: float) -> State:
         "reason": side.reason,
         **({"agent": side.agent} if len(group.conversations[0].sides) > 1 else {}),
         "task": {} if group.example.columns.get(TASK) is None else group.example.columns[TASK],
+        **({"weights": dict(weights)} if set(weights.values()) - {1.0} else {}),
         "messages": messages,
         "turns": turns,
     }

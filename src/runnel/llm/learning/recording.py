@@ -92,6 +92,7 @@ class GroupRecorder:
             **self._prompt(group, example),
             **({"agent": self._agent(group)} if "agent" in group.joined else {}),
             "source": self.source,
+            **({"weights": dict(self.channels)} if set(self.channels.values()) - {1.0} else {}),
             "rows": [self._row(group, i) for i in range(len(group.members))],
         }
 

@@ -92,7 +92,7 @@ export class Conversations {
       h("p", { class: "soft small" }, `trained at version ${whole(g.version)}${g.source ? ` · ${g.source}` : ""}${g.task_id >= 0 ? ` · task ${g.task_id}` : ""}${agentOf(g)}`),
       h("h3", {}, "Prompt"), prompt(g, talks),
       h("div", { class: "controls" }, "colour by ", choice("colour", has, paint, (k) => { this.paint = k; kept.set("paint", k); this.draw(); }), h("span", { class: "soft small" }, EXPLAIN[paint], talks ? h("span", {}, `${EXPLAIN[paint] ? "; " : ""}faint: read, not trained on`) : null)),
-      h("div", { class: talks ? "completions long" : "completions" }, rows.map((row, i) => (talks ? trainedTalk(row, i, { open: before[i], states, span: (j) => span(row.tokens[j], row, j, paint, scale) }) : completion(row, i, paint, scale)))));
+      h("div", { class: talks ? "completions long" : "completions" }, rows.map((row, i) => (talks ? trainedTalk(row, i, { open: before[i], states, weights: g.weights, span: (j) => span(row.tokens[j], row, j, paint, scale) }) : completion(row, i, paint, scale)))));
   }
 }
 
