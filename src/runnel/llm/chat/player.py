@@ -21,7 +21,7 @@ from runnel.core.records import Batch
 from runnel.core.rng import content_id, make_seed
 from runnel.core.state import State
 from runnel.core.worker import progressed
-from runnel.llm.chat.conversation import Conversation, Reason, Speaker
+from runnel.llm.chat.conversation import TOO_LONG, Conversation, Reason, Speaker
 from runnel.llm.chat.games import (
     NO_GAME,
     check_turn,
@@ -45,8 +45,6 @@ NUM_THREADS = 64
 """Calls of environments at once, and of tools, that run in threads."""
 END_S = 1.0
 """What environments and tools get at the end of a run to let go of what they hold."""
-TOO_LONG = "prompt_too_long"
-"""Why a conversation has failed whose first prompt leaves no room for a reply."""
 CLOSE = "talk.close"
 """Tools are closed in threads, whatever their lane: an end may take its time."""
 

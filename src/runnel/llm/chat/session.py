@@ -19,9 +19,9 @@ from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.state import Settings
 from runnel.llm.chat.config import TalkConfig
-from runnel.llm.chat.conversation import Conversation, Reason, Speaker
+from runnel.llm.chat.conversation import TOO_LONG, Conversation, Reason, Speaker
 from runnel.llm.chat.games import AGENT
-from runnel.llm.chat.player import TOO_LONG, ChatPlayer
+from runnel.llm.chat.player import ChatPlayer
 from runnel.llm.chat.task import SEED, TASK, ChatTask, Seeds
 from runnel.llm.engines.requests import Engine, SamplingConfig
 from runnel.llm.tasks.text import Example

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from runnel.core.contracts.inference import Reply
 from runnel.core.records import Batch
 from runnel.core.rng import make_seed
-from runnel.llm.chat.conversation import Conversation
-from runnel.llm.chat.player import TOO_LONG, ChatPlayer
+from runnel.llm.chat.conversation import TOO_LONG, Conversation
+from runnel.llm.chat.player import ChatPlayer
 from runnel.llm.chat.task import SEED
 from runnel.llm.checks.sizes import some
 from runnel.llm.tasks.text import Example
