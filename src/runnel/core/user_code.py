@@ -72,8 +72,15 @@ def frames(error: BaseException) -> str:
 def user_frames(error: BaseException) -> list[Frame]:
     """The frames of `error` in the user's code; if there are none, the innermost frame in a library."""
     stack = list(_inner(error))
-    own = [f for f in stack if _whose(f.filename) == "user"]
+    own = [
+        f for f, inner in zip(stack, [*stack[1:], None], strict=True) if _whose(f.filename) == "user" and not _made(f, inner)
+    ]
     return own or [f for f in stack if _whose(f.filename) == "library" and not f.filename.startswith("<")][-1:]
+
+
+def _made(frame: Frame, inner: Frame | None) -> bool:
+    """Whether a frame is the constructor that a dataclass made, on its way to the checks of a class of runnel."""
+    return frame.filename == "<string>" and frame.name == "__init__" and inner is not None and inner.name == "__post_init__"
 
 
 def is_users(error: BaseException) -> bool:

@@ -248,7 +248,8 @@ class Ledger:
                 self._trouble(f"{kind} {mistake(event['error'])}", text)
             elif kind == "call_retried":
                 self._faults[kind] = self._faults.get(kind, 0) + 1
-                text = f"{event['worker']}: a reward was called again: {event['reason']} {event['prompt']}"
+                what = event.get("what", "a reward was called again")
+                text = f"{event['worker']}: {what}: {event['reason']} {event['prompt']}"
                 self._trouble(f"{kind} {mistake(event['reason'])}", text)
             else:
                 self.note(f"{event['worker']}: {event['text']}", level=event.get("level", "info"))

@@ -180,6 +180,22 @@ def list_pipelines() -> dict[str, str]:
     return {name: summary_of(module) for name, module in PIPELINES.items()}
 
 
+def list_worlds() -> dict[str, str]:
+    """Built-in conversations, each with the first line of its module, and how to name one's own."""
+    from runnel.llm.worlds import GAMES, WORLDS
+
+    found = {name: summary_of(target.partition(":")[0]) for name, target in {**WORLDS, **GAMES}.items()}
+    return found | {"FILE.py:NAME": "Your own environment: a class with reset and step (docs/guides/conversations.md)."}
+
+
+TOOLS = {
+    "calculator": "whole numbers, exact",
+    "python": "an interpreter in the sandbox, with memory for the conversation",
+    "search:PATH": "a search in a folder of texts, or in a file of JSON lines",
+    "FILE.py:NAME": "your own: a function with types and a docstring (docs/guides/tools.md)",
+}
+
+
 def list_tasks() -> dict[str, str]:
     """Built-in text tasks, each with the first line of its docstring."""
     from runnel.llm.tasks import TASKS

@@ -275,7 +275,7 @@ def test_a_failed_conversation_is_begun_anew_and_no_reward():
     assert len(stream.committed) == 1
     assert stream.committed[0].header.used["U"] == 3 * N
     reasons = [e["reason"] for e in sampler.events() if e["kind"] == "call_retried"]
-    assert reasons == ["conversation: environment_failed: step: RuntimeError: the socket is gone"] * 2
+    assert reasons == ["environment_failed: step: RuntimeError: the socket is gone"] * 2
 
 
 def test_an_environment_that_goes_on_failing_cancels_its_group_and_in_the_end_the_run():
@@ -313,7 +313,7 @@ def test_an_environment_that_hangs_holds_up_nobody_else_and_is_a_failure_with_it
     assert len(stream.committed) == 3
     assert done_before == 2, "other groups are through before the hanging one is given up"
     reasons = [e["reason"] for e in sampler.events() if e["kind"] == "call_retried"]
-    assert reasons == ["conversation: environment_failed: step: timeout after 0.5 s (talk.step_timeout_s)"]
+    assert reasons == ["environment_failed: step: timeout after 0.5 s (talk.step_timeout_s)"]
     sampler.close()
 
 

@@ -385,7 +385,7 @@ def test_a_bad_environment_is_a_reason_and_no_reward(name, at):
 def test_an_environment_that_hangs_is_a_reason_and_the_others_go_on(at, lane):
     act = wait_for_ever if lane == "async" else STAYS.wait
     found = play(env_that(act, at=at, lane=lane), lambda c, t: "done", TOKENIZER, step_timeout_s=0.3)
-    assert found.reasons() == [f"conversation: environment_failed: {at}: timeout after 0.3 s (talk.step_timeout_s)"]
+    assert found.reasons() == [f"environment_failed: {at}: timeout after 0.3 s (talk.step_timeout_s)"]
     assert len(found.stream.committed) == 2, "the second try of the conversation goes well"
     assert len(set(found.order)) == 2
     assert not found.stream.cancelled
@@ -411,7 +411,7 @@ def test_an_environment_that_cannot_be_made_is_a_reason(where):
     left[0] = -2
     found = play(Wrong, lambda conversation, turn: "done", TOKENIZER)
     assert len(found.stream.committed) == 2
-    assert found.reasons() == ["conversation: environment_failed: make: OSError: no server"]
+    assert found.reasons() == ["environment_failed: make: OSError: no server"]
 
 
 def test_a_panic_of_an_environment_that_runs_inline_is_a_reason():

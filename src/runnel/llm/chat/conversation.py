@@ -15,6 +15,8 @@ Stage = Literal["idle", "ready", "asked", "tools", "spoke", "over"]
 through."""
 Reason = Literal["", "terminated", "environment", "turns", "context", "time"]
 """Why it is through: the conversation ended, the environment cut it off, or a limit of the run did."""
+TOO_LONG = "prompt_too_long"
+"""Why a conversation has failed whose first prompt leaves no room for a reply."""
 
 
 @dataclass(eq=False)

@@ -23,15 +23,20 @@ from runnel.llm.tasks import Example, ExampleSource
 from runnel.llm.tokenize import Tokenizer
 
 
+def check_script(task: ChatTask) -> None:
+    """Raise a `ConfigError` for conversations that no script plays."""
+    owner = own(task.game(task.train[0]))
+    if task.agents != (AGENT,) or not isinstance(owner, HasScript):
+        fix = "it has no script() to imitate; give it one (what to say now), or use warmup_updates 0"
+        raise ConfigError("chat", name_of(owner), fix)
+
+
 class Script:
     """Plays conversations of `task` by the environment's script. A play is a row: every message of the assistant trains."""
 
     def __init__(self, task: ChatTask, tokenizer: Tokenizer, *, max_turns: int, seed: int = 0) -> None:
         self._task, self._max_turns, self.seed = task, max_turns, seed
-        owner = own(task.game(task.train[0]))
-        if task.agents != (AGENT,) or not isinstance(owner, HasScript):
-            fix = "it has no script() to imitate; give it one (what to say now), or use warmup_updates 0"
-            raise ConfigError("chat", name_of(owner), fix)
+        check_script(task)
         # all that is said stays as it is, whatever `talk.history` says: a play is one row
         self._prompts = PromptMaker(tokenizer, replace(task.talk, history="keep"), of_data=task.judged)
 

@@ -160,10 +160,10 @@ def own_turns(game: ChatGame, turns: object, channels: Mapping[str, float]) -> d
 def checked_turns(game: ChatGame, turns: object, channels: Mapping[str, float]) -> dict[str, Turn]:
     """What `reset` or `step` gave, or a `DataError` in words."""
     if not isinstance(turns, Mapping):
-        raise DataError(f"the environment gave {type(turns).__name__} instead of a Turn" + _by_agent(game))
+        raise DataError(f"the environment gave {type(turns).__name__} instead of {_wanted(game)}")
     for agent, turn in turns.items():
         if not isinstance(turn, Turn):
-            raise DataError(f"the environment gave {type(turn).__name__} instead of a Turn" + _by_agent(game))
+            raise DataError(f"the environment gave {type(turn).__name__} instead of {_wanted(game)}")
         if agent not in game.agents:
             raise DataError(f"the environment gave a Turn to {agent!r}; its agents are {', '.join(game.agents)}")
         _check_channels(turn, channels)
@@ -213,8 +213,10 @@ def _counts(counts: object) -> dict[str, int]:
     return dict(counts)
 
 
-def _by_agent(game: ChatGame) -> str:
-    return "" if isinstance(game, Alone) else " for each agent"
+def _wanted(game: ChatGame) -> str:
+    if isinstance(game, Alone):
+        return "a Turn; return Turn(text), or Turn(text, reward, terminated=True) at the end"
+    return "a Turn for each agent; return {agent: Turn(text)}"
 
 
 def plain_turns(turns: Mapping[str, Turn]) -> str:

@@ -22,7 +22,7 @@ from runnel.core.rng import content_id, make_seed
 from runnel.core.state import State
 from runnel.core.worker import progressed
 from runnel.llm.chat.calls import CLOSE, call_specs
-from runnel.llm.chat.conversation import Conversation, Reason, Speaker
+from runnel.llm.chat.conversation import TOO_LONG, Conversation, Reason, Speaker
 from runnel.llm.chat.games import (
     NO_GAME,
     begin_game,
@@ -451,7 +451,7 @@ class ChatPlayer:
                 return
             limit = "context"
             if not side.said.turns:
-                self._fail(conversation, f"prompt_too_long: {len(prompt)} tokens, room for {context - 1}")
+                self._fail(conversation, f"{TOO_LONG}: {len(prompt)} tokens, room for {context - 1}")
                 conversation.hopeless = True
                 return
         self._end(conversation, limit)

@@ -144,9 +144,20 @@ class ChatSampler(PromptSampler):
         return conversation.lost or (not conversation.hopeless and conversation.attempt < self._chat.talk.retries)
 
     def _retry(self, group: ChatGroup, conversation: Conversation) -> None:
-        at = shown_prompt(group.example.text)
-        self._events.append({"kind": "call_retried", "reason": f"conversation: {conversation.failure}", "prompt": at})
+        told = {"what": "a conversation was begun anew", "reason": conversation.failure}
+        self._events.append({"kind": "call_retried", **told, "prompt": self._shown(group.example)})
         self.player.again(self._client_of, conversation, group.example)
+
+    def _shown(self, example: Example) -> str:
+        """A prompt, or the task of an environment."""
+        shown = shown_prompt(example.text)
+        return shown if self._chat.judged else shown.replace("(prompt ", "(task ", 1)
+
+    @property
+    def _fix(self) -> str:
+        if self._chat.judged:
+            return super()._fix
+        return f"fix the environment {self.task.name!r}; `runnel check-chat` says what is wrong with it"
 
     def _reissue(self, client: InferenceClient) -> None:
         asked = [c for g in self._groups for c in g.conversations if c.runs]
@@ -218,7 +229,9 @@ class ChatSampler(PromptSampler):
             mine = {"by_policy": {side.agent: total}} if len(self._trained) > 1 else {}
             self._events.append(episode(side, total) | {"passed": total >= self._pass_reward - 1e-9} | mine)
         if self._num_groups % SAMPLE_EVERY == 0:
-            self._events.append(told(group, sides[0], totals[0]))
+            shown = self._num_groups // SAMPLE_EVERY % len(self._trained)  # of several agents, each has its turn
+            weights = dict(zip(self._chat.channels, self._chat.weights, strict=True))
+            self._events.append(told(group, sides[shown], totals[shown], weights))
         self._num_groups += 1
 
     # ----------------------------------------------------------------------------------------------------------- state
@@ -268,8 +281,8 @@ def episode(side: Speaker, total: float) -> State:
     }
 
 
-def told(group: ChatGroup, side: Speaker, total: float) -> State:
-    """A conversation for people to read."""
+def told(group: ChatGroup, side: Speaker, total: float, weights: Mapping[str, float]) -> State:
+    """A conversation for people to read. Weights of channels are told where they are not all 1."""
     turns = [
         {
             "rewards": dict(turn.rewards),
@@ -293,6 +306,7 @@ def told(group: ChatGroup, side: Speaker, total: float) -> State:
         "reason": side.reason,
         **({"agent": side.agent} if len(group.conversations[0].sides) > 1 else {}),
         "task": {} if group.example.columns.get(TASK) is None else group.example.columns[TASK],
+        **({"weights": dict(weights)} if set(weights.values()) - {1.0} else {}),
         "messages": messages,
         "turns": turns,
     }

@@ -19,7 +19,7 @@ from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.state import Settings
 from runnel.llm.chat.config import TalkConfig
-from runnel.llm.chat.conversation import Conversation, Reason, Speaker
+from runnel.llm.chat.conversation import TOO_LONG, Conversation, Reason, Speaker
 from runnel.llm.chat.games import AGENT
 from runnel.llm.chat.player import ChatPlayer
 from runnel.llm.chat.task import SEED, TASK, ChatTask, Seeds
@@ -207,8 +207,11 @@ class Chat:
         messages, reason = self.messages, conversation.sides[AGENT].reason
         if conversation.failure or (reason == "context" and len(messages) == start):
             self._give_up(keep=messages[: start - 1] if messages else self._before)
-            why = f"it has no room for more than {self._voice.max_context} tokens; begin a new one (reset)"
-            raise DataError(f"the conversation cannot go on: {conversation.failure or why}")
+            room = f"it has no room for more than {self._voice.max_context} tokens"
+            why = conversation.failure or f"{room}; begin a new one (reset)"
+            if why.startswith(TOO_LONG):
+                why = f"{room}, with what is said of its tools ({why}); begin a new one (reset), with less"
+            raise DataError(f"the conversation cannot go on: {why}")
         if conversation.over:
             self._give_up(keep=messages)
         return messages[start:]

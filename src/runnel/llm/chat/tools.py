@@ -33,6 +33,7 @@ from runnel.core.contracts.chat import (
     Turn,
 )
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.hints import closest
 from runnel.core.resolve import called, is_reference, load_object
 from runnel.core.state import Settings, State
 from runnel.core.user_code import summary, words
@@ -492,7 +493,9 @@ def load_tools(names: Iterable[Any]) -> list[Tool]:
             found.append(_search(name.removeprefix(SEARCH)))
             continue
         if name not in BUILT_IN and not is_reference(name):
-            fix = f"is no built-in tool; choose from {', '.join(BUILT_IN)}, {SEARCH}PATH, or write file.py:name"
+            choose = f"choose from {', '.join(BUILT_IN)}, {SEARCH}PATH, or write file.py:name"
+            fix = f"is no built-in tool; {closest(name, BUILT_IN)}{choose}"
+            fix = f"write {name}:NAME, of the function or class that is the tool" if name.endswith(".py") else fix
             raise ConfigError("tools", name, fix)
         found += _tools_in(load_object(BUILT_IN.get(name, name), "tools"), name)
     if twice := [t.name for t in found if [o.name for o in found].count(t.name) > 1]:
@@ -501,7 +504,7 @@ def load_tools(names: Iterable[Any]) -> list[Tool]:
 
 
 def _search(path: str) -> Tool:
-    corpus = load_object("runnel.llm.worlds.corpus:Corpus", "tools").read(path)
+    corpus = load_object("runnel.llm.worlds.corpus:Corpus", "tools").read(path, field="tools")
     made: Tool = load_object("runnel.llm.worlds.corpus:search_tool", "tools")(corpus)
     return made
 
