@@ -17,6 +17,7 @@ from runnel.core.rng import make_seed
 from runnel.core.routes import Side
 from runnel.core.state import Array, State
 from runnel.core.trajectories import CLOCK
+from runnel.envs.device.arrays import blanked, floats, module_of
 from runnel.envs.device.base import Leaves
 from runnel.envs.device.episodes import MAX_RECORDS, STEP_RECORDS, NumpyLog
 from runnel.envs.device.numpy_engine import columnwise, plain
@@ -305,13 +306,17 @@ class Joined:
             self._places.append((kind, kinds[kind].index(place), list(spec.obs)))
 
     def __call__(self, seen: Sequence[Leaves], gone: Array | None) -> Array:
-        """From the leaves of each kind; those who are `gone` `[E, A]` are zeros. `[E, W]`"""
+        """From the leaves of each kind, arrays or tensors; those who are `gone` `[E, A]` are zeros. `[E, W]`"""
         parts = []
         for place, (kind, within, keys) in enumerate(self._places):
             for key in keys:
-                x = seen[kind][key][:, within]
-                flat = x.reshape(len(x), -1).astype(np.float32)
-                flat = flat / np.float32(255.0) if x.dtype == np.uint8 else flat
-                parts.append(flat if gone is None else np.where(gone[:, place, None], np.float32(0.0), flat))
-        there = np.ones((len(parts[0]), len(self._places)), np.float32) if gone is None else (~gone).astype(np.float32)
-        return np.concatenate([*parts, there], axis=1)
+                flat = _flat(seen[kind][key][:, within])
+                parts.append(flat if gone is None else blanked(flat, gone[:, place]))
+        there = np.ones((len(parts[0]), len(self._places)), np.float32) if gone is None else floats(~gone)
+        return module_of(parts[0]).concatenate([*parts, there], 1)
+
+
+def _flat(x: Array) -> Array:
+    """What agents see as vectors of floats; bytes as numbers from 0 to 1. `[E, ...] -> [E, d]`"""
+    flat = floats(x.reshape(len(x), -1))
+    return flat / 255.0 if x.dtype == (torch.uint8 if isinstance(x, Tensor) else np.uint8) else flat
