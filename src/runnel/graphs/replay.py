@@ -108,6 +108,7 @@ def replay_graph(
         evaluation=task.evaluation(network),
         curriculum=None if curriculum is None else curriculum[1],
         check_here=task.check_states if isinstance(task, EnvTask) else None,
+        look=task.about_worlds if isinstance(task, JointTask) else list,
         policy=lambda: task.policy(network),
         disk=lambda: DiskNeed(once=_replay_bytes(c, task) * min(c.checkpoint.copies, copies_at_once(c))),
         accelerator=c.accelerator,

@@ -19,7 +19,7 @@ from runnel.core.records import Batch, FieldSpec
 from runnel.core.routes import Side
 from runnel.core.spaces import ArraySpec
 from runnel.core.trajectories import TASK_RETURN, trajectory_stream
-from runnel.envs.device import Leduc, MatrixGame, Reference, Spread, Tag, TensorTeam, TicTacToe, TwoStep
+from runnel.envs.device import Leduc, MatrixGame, Meeting, Reference, Spread, Tag, TensorTeam, TicTacToe, TwoStep
 from runnel.envs.device.team_engine import TeamEngine
 from runnel.envs.device.team_sampler import TeamSegmentSampler
 from runnel.envs.team.sampler import TeamSampler
@@ -40,6 +40,7 @@ CASES = {
     "two kinds": (partial(Tag, max_cycles=5), HUNT),
     "actions of two parts": (partial(Reference, max_cycles=4), ONE),
     "two steps": (TwoStep, ONE),
+    "continuous": (partial(Meeting, max_cycles=4), ("left=left", "right=right")),
     "rounds": (partial(MatrixGame, rounds=2), ONE),
 }
 
@@ -61,11 +62,18 @@ def remembering(rows: Batch) -> Batch:
     return Batch({**found, "state/h": rows["state/h"] * 0.5 + rows["noise"][:, :1], "state/n": rows["state/n"] + 1})
 
 
+def moving(rows: Batch) -> Batch:
+    return Batch(action=4.0 * (rows["noise"] - 0.5) - rows["obs"][:, :1], logprob=rows["noise"][:, 0])
+
+
 def parts_of(rows: Batch) -> Batch:
     """The actions of `Reference`: a move and a word."""
     u = rows["noise"][:, 0]
     obs = rows["obs"].sum(1)
     return Batch(action=((u + 0.1 * obs.sin()).abs() * 49.0).long() % 50, logprob=u.log())
+
+
+POLICIES = {"actions of two parts": parts_of, "continuous": moving}
 
 
 class Setting:
@@ -82,6 +90,7 @@ class Setting:
         memory: bool = False,
         silent: str = "",
         device: str = "cpu",
+        policy: Callable[[Batch], Batch] | None = None,
     ) -> None:
         self.make, self.steps, self.envs, self.device = make, steps, envs, device
         self.sides: dict[str, Side] = sides(make, teams, shared=shared)
@@ -89,7 +98,7 @@ class Setting:
             side = self.sides[silent]
             self.sides[silent] = replace(side, route=replace(side.route, samples=()))
         self.states = dict.fromkeys(self.sides, MEMORY if memory else {})
-        self.policy = remembering if memory else acting
+        self.policy = policy or (remembering if memory else acting)
 
     def noise(self) -> dict[str, int]:
         return dict.fromkeys(self.sides, 1)
@@ -205,11 +214,9 @@ def compare(ours: Mapping[str, FakeWriter], theirs: Mapping[str, FakeWriter]) ->
 @pytest.mark.parametrize("name", CASES)
 def test_a_round_on_the_device_is_what_is_played_step_by_step(name: str, steps: int, memory: bool) -> None:
     make, teams = CASES[name]
-    case = Setting(make, teams, steps=steps, memory=memory)
-    if name == "actions of two parts":
-        if memory:
-            pytest.skip("its policy has no memory")
-        case.policy = parts_of
+    if memory and name in POLICIES:
+        pytest.skip("its policy has no memory")
+    case = Setting(make, teams, steps=steps, memory=memory, policy=POLICIES.get(name))
     ours, theirs, events, others = play_both(case, rounds=24 // steps)
     num = compare(ours, theirs)
     if make().max_steps:
@@ -363,13 +370,11 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA de
 @pytest.mark.parametrize("memory", [False, True], ids=["", "with memory"])
 @pytest.mark.parametrize("name", CASES)
 def test_graphs_on_a_device_play_what_plain_calls_play(name: str, memory: bool) -> None:
-    if name == "actions of two parts" and memory:
+    if memory and name in POLICIES:
         pytest.skip("its policy has no memory")
     runs = []
     for captured in (True, False):
-        case = Setting(*CASES[name], steps=4, envs=64, memory=memory, device="cuda")
-        if name == "actions of two parts":
-            case.policy = parts_of
+        case = Setting(*CASES[name], steps=4, envs=64, memory=memory, device="cuda", policy=POLICIES.get(name))
         lane, writers, clients = case.lane(), case.writers(), case.clients()
         for _ in range(8):
             if not captured and lane._play is not None:
@@ -388,9 +393,7 @@ def test_graphs_on_a_device_play_what_plain_calls_play(name: str, memory: bool) 
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", CASES)
 def test_segments_on_a_device_are_played_without_a_wait(name: str) -> None:
-    case = Setting(*CASES[name], steps=4, envs=64, device="cuda")
-    if name == "actions of two parts":
-        case.policy = parts_of
+    case = Setting(*CASES[name], steps=4, envs=64, device="cuda", policy=POLICIES.get(name))
     lane, writers, clients = case.lane(), case.writers(), case.clients()
     for _ in range(5):
         lane.step(clients, writers)

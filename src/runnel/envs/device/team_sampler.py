@@ -70,9 +70,10 @@ class _Policy:
 class TeamSegmentSampler:
     """Plays the worlds of `engine` with policies in the same process (`InferenceClient.local`). One round of segments a step.
 
-    `noise_sizes`, `gammas` and `states` are as for `TeamSampler`; noise comes from a generator of each policy on the device. A
-    run that was begun step by step goes on so when it is resumed, and so does one whose policies are in other processes:
-    `by_step` makes what plays it then, with worlds on the CPU.
+    `noise_sizes`, `gammas` and `states` are as for `TeamSampler`; noise comes from a generator of each policy on the device.
+
+    `by_step` makes what steps worlds on the CPU instead. It plays unless `at_once`, and where a policy is in another process. A
+    run goes on as it was begun, wherever it is resumed.
     """
 
     def __init__(
@@ -83,11 +84,12 @@ class TeamSegmentSampler:
         seed: int,
         name: str,
         by_step: Callable[[], TeamSampler],
+        at_once: bool = True,
         gammas: Mapping[str, float] | None = None,
         states: Mapping[str, Mapping[str, ArraySpec]] | None = None,
     ) -> None:
         self.engine, self._make_by_step, self._seed, self._name = engine, by_step, seed, name
-        self._by_step: TeamSampler | None = None
+        self._by_step: TeamSampler | None = None if at_once else by_step()
         self._policies = {}
         device = engine.device
         for policy, side in engine.sides.items():
@@ -115,8 +117,8 @@ class TeamSegmentSampler:
         self._events: list[WorkerEvent] = []
 
     def step(self, clients: Clients, writers: Writers) -> int:
-        if not self._started and self._by_step is None and any(clients[name].local() is None for name in self._policies):
-            self._by_step = self._make_by_step()
+        if not self._started and self._by_step is None:
+            self._choose(clients)
         if self._by_step is not None:
             return self._by_step.step(clients, writers)
         if not (self._reserve(writers) and self._sync(clients)):
@@ -130,6 +132,16 @@ class TeamSegmentSampler:
             policy.slot = None
         self._waits, self._num_steps = "nothing", self._num_steps + num_steps
         return num_steps
+
+    def _choose(self, clients: Clients) -> None:
+        """Before the first segment: whether policies are here."""
+        if absent := [name for name in self._policies if clients[name].local() is None]:
+            self._by_step = self._make_by_step()
+            self._tell(f"worlds step on the CPU, because policy {absent[0]!r} answers from another process", "warning")
+
+    def _tell(self, text: str, level: str = "info") -> None:
+        if self.engine.device.type != "cpu":
+            self._events.append({"kind": "event", "level": level, "text": f"{self.engine.name}: {text}"})
 
     def _reserve(self, writers: Writers) -> bool:
         """Get the slots that are missing; those that are there are kept."""
@@ -156,6 +168,7 @@ class TeamSegmentSampler:
         if not self._started:
             self.engine.begin()
             self._started = True
+            self._tell(f"worlds are on {self.engine.device}, where all policies play a whole segment at once")
         slots = {policy.name: policy.slot for policy in self._trained if policy.slot is not None}
         num_steps = next(iter(slots.values())).spec.sizes["T"]
         for policy in self._policies.values():
@@ -214,10 +227,8 @@ class TeamSegmentSampler:
         return self._waits if self._by_step is None else self._by_step.waits_for()
 
     def events(self) -> list[WorkerEvent]:
-        if self._by_step is not None:
-            return self._by_step.events()
         events, self._events = self._events, []
-        return events
+        return events if self._by_step is None else [*events, *self._by_step.events()]
 
     # ------------------------------------------------------------------------------------------------------------ state
     def snapshot(self) -> State:
@@ -239,6 +250,7 @@ class TeamSegmentSampler:
         self._by_step = None
         if "lanes" in state:
             self._by_step = self._make_by_step()
+            self._tell("worlds step on the CPU, because this run was begun so")
             return self._by_step.restore(state, writers)
         self._started, self._num_steps = state["started"], state["num_steps"]
         if self._started:
