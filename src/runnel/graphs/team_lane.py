@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runnel.core.routes import Side
-from runnel.envs.registry import is_tensor_env
+from runnel.envs.registry import Target, is_tensor_env
 from runnel.graphs.team_config import TeamConfig
 
 AS_ONE_AGENT = "this recipe plays a team as one agent, whose ends of episodes are read at every step; use mappo, ippo or happo"
 """Why a recipe that reads a team as one agent does not."""
 
 
-def why_by_step(c: TeamConfig, target: object, sides: Mapping[str, Side]) -> str:
+def why_by_step(c: TeamConfig, target: Target, sides: Mapping[str, Side]) -> str:
     """Why policies cannot play whole segments at once on this environment, whatever the device; empty if they can."""
     routes = [side.route for side in sides.values()]
     samples = [sample for route in routes for sample in route.samples]
@@ -38,7 +38,7 @@ def why_on_cpu(c: TeamConfig) -> str:
     return ""
 
 
-def about_worlds(c: TeamConfig, target: object, reason: str) -> list[str]:
+def about_worlds(c: TeamConfig, target: Target, reason: str) -> list[str]:
     """What to tell of tensor worlds that stay on the CPU beside policies on a GPU."""
     if c.device == "cpu" or not reason or not is_tensor_env(target):
         return []

@@ -61,5 +61,4 @@ def build(c: Config) -> rl.Experiment:
 
     replies = rl.nets.NFSPNet.replies
     why = "nfsp keeps its memories of decisions there; use selfplay or ippo"
-    made = {"network": network, "learner": learner, "played": played}
-    return rl.graphs.team_graph(c, task, **made, replies=replies, stays_on_cpu=why)
+    return rl.graphs.team_graph(c, task, network=network, learner=learner, played=played, replies=replies, stays_on_cpu=why)

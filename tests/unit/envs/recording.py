@@ -1,4 +1,4 @@
-"""Finds, without a GPU, what a CUDA graph could not record: a wait of the host for the device, or a constant made on the way."""
+"""Finds, without a GPU, what a CUDA graph could not record: waits of the host for the device, and constants made meanwhile."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class Recorded(TorchDispatchMode):
             masks = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
             assert not masks, f"{name} by a mask waits for the device"
         if name == "repeat_interleave":
-            assert kwargs and kwargs.get("output_size") is not None, "repeat_interleave by a tensor waits for the device"
+            assert (kwargs or {}).get("output_size") is not None, "repeat_interleave by a tensor waits for the device"
         return func(*args, **(kwargs or {}))

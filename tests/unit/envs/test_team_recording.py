@@ -13,7 +13,7 @@ from runnel.core.lineups import LINEUP, MEMBER
 from runnel.core.records import Batch, FieldSpec
 from runnel.core.trajectories import TASK_RETURN, trajectory_stream
 from runnel.envs.device import TENSOR_TEAMS
-from runnel.envs.device.team_columns import Part
+from runnel.envs.device.team_columns import Playing
 from runnel.envs.device.team_engine import TeamEngine
 from runnel.envs.segments import CarriedSums, reply_fields
 from runnel.nets.actor_critic import ActorCritic, build_body
@@ -24,7 +24,7 @@ from runnel.nets.pool import DRAW, NUMBERS, SHARES, PoolNet
 STEPS, ENVS = 4, 8
 
 
-def parts_for(engine: TeamEngine, nets: dict[str, Any]) -> dict[str, Part]:
+def parts_for(engine: TeamEngine, nets: dict[str, Any]) -> dict[str, Playing]:
     """Memory for one segment of each policy."""
     found = {}
     for policy, side in engine.sides.items():
@@ -35,7 +35,7 @@ def parts_for(engine: TeamEngine, nets: dict[str, Any]) -> dict[str, Part]:
         state = {key: torch.zeros(num, *leaf.shape, dtype=leaf.dtype) for key, leaf in net.state_spec.items()}
         spec = spec.__class__(**{**vars(spec), "fields": fields})
         noise = torch.rand(STEPS, num, net.noise_size, generator=torch.Generator().manual_seed(1))
-        found[policy] = Part(net.act, noise, state, spec.allocate(), reply_fields(spec))
+        found[policy] = Playing(net.act, noise, state, spec.allocate(), reply_fields(spec))
     return found
 
 

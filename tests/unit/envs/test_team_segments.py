@@ -1,4 +1,4 @@
-"""Segments of worlds of several agents that are played on their device: the same, number by number, as step by step on the CPU."""
+"""Segments of worlds of several agents that are played on their device: number by number what is played step by step."""
 
 from __future__ import annotations
 
@@ -189,7 +189,11 @@ def compare(ours: Mapping[str, FakeWriter], theirs: Mapping[str, FakeWriter]) ->
     num = 0
     for policy in theirs:
         for (mine, a), (other, b) in zip(ours[policy].committed, theirs[policy].committed, strict=True):
-            assert (mine.version_min, mine.version_max, mine.num_steps) == (other.version_min, other.version_max, other.num_steps)
+            assert (mine.version_min, mine.version_max, mine.num_steps) == (
+                other.version_min,
+                other.version_max,
+                other.num_steps,
+            )
             assert a.keys() == b.keys()
             for key in a:
                 if not key.startswith("final_"):

@@ -24,7 +24,7 @@ from runnel.envs.spaces import MASK
 
 
 @dataclass
-class Part:
+class Playing:
     """What a policy brings to a segment: how it acts, its noise `[T, B, n]`, its recurrent state `[B, ...]` before the segment
     (and behind it: the memory is written), and the arrays that it fills (None: nothing is learned from it), with the fields of
     its `replies` in them."""
@@ -47,7 +47,7 @@ class Shown:
 
 
 @dataclass
-class Asked:
+class AskedRows:
     """The rows `[B, ...]` that a policy is asked about, and which of them decide `[B]`."""
 
     seen: Batch
@@ -80,7 +80,7 @@ class PolicyColumns:
         x = shown.shared[key]
         return x.unsqueeze(1).expand(-1, self.width, *x.shape[1:])
 
-    def show(self, shown: Shown, t: int, arrays: Batch | None) -> Asked:
+    def show(self, shown: Shown, t: int, arrays: Batch | None) -> AskedRows:
         """What the agents see at step `t`, written into the `arrays` of the segment if there are any. Who does not decide has
         zeros, and a mask that allows everything."""
         active, seen = self.of_team(shown.active), Batch()
@@ -96,7 +96,7 @@ class PolicyColumns:
             seen[MASK] = torch.logical_or(mask, ~active.unsqueeze(-1), out=into).flatten(0, 1)
         if arrays is not None:
             self._by_agent(arrays[ACTIVE][t]).copy_(active)
-        return Asked(seen, active.flatten())
+        return AskedRows(seen, active.flatten())
 
     def _by_agent(self, x: Tensor) -> Tensor:
         """Rows by world and agent, in the same memory. `[B, ...] -> [E, A, ...]`"""
@@ -145,7 +145,7 @@ class PolicyColumns:
         """The masks behind the last step: an agent that waits there has no choice to make."""
         return pick(shown.kinds[self.kind][MASK], self.of_kind, 1) | ~self.of_team(shown.active).unsqueeze(-1)
 
-    def total(self, part: Part, num_final: int) -> Tensor:
+    def total(self, part: Playing, num_final: int) -> Tensor:
         """A sum that is finite only if all is that a segment has of this policy. `[]`"""
         assert part.arrays is not None
         obs, arrays = self.side.spec.obs, part.arrays
@@ -154,7 +154,7 @@ class PolicyColumns:
         return torch.stack([x.sum() for x in found if x.is_floating_point()]).sum()
 
 
-def write_replies(part: Part, replies: Sequence[Batch]) -> None:
+def write_replies(part: Playing, replies: Sequence[Batch]) -> None:
     """Write what a policy answered at all steps, each field stacked once."""
     assert part.arrays is not None
     for key in part.replies:

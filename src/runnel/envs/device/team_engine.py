@@ -22,8 +22,8 @@ from runnel.core.trajectories import CLOCK
 from runnel.envs.device.base import Leaves
 from runnel.envs.device.episodes import carried, ended_episodes
 from runnel.envs.device.team import TensorTeamEnv
-from runnel.envs.device.team_columns import Asked, Part, PolicyColumns, Shown, write_replies
-from runnel.envs.device.team_vector import Joined
+from runnel.envs.device.team_columns import AskedRows, Playing, PolicyColumns, Shown, write_replies
+from runnel.envs.device.team_joined import Joined
 from runnel.envs.device.torch_engine import NEVER
 from runnel.envs.team.global_state import SEEN, STATE, has_shared
 
@@ -50,9 +50,9 @@ class _Worlds:
 
 
 @dataclass
-class _Step:
-    """What a step did: the states behind it, before anything begins anew; rewards and ends `[E, A]`; who had left before it; and
-    which worlds are over `[E]`."""
+class _TeamStep:
+    """What a step did: the states behind it, before anything begins anew; rewards and ends, and who had left before `[E, A]`;
+    and which worlds are over `[E]`."""
 
     following: Leaves
     earned: Tensor
@@ -106,14 +106,14 @@ class TeamEngine:
             x.zero_()
 
     # -------------------------------------------------------------------------------------------------------- a segment
-    def play(self, parts: Mapping[str, Part]) -> TeamPlayed:
+    def play(self, parts: Mapping[str, Playing]) -> TeamPlayed:
         """Fill the arrays of all policies; their segments are of one length."""
         num_steps = len(next(iter(parts.values())).noise)
         fresh = self._first_states(num_steps)
         worlds = _Worlds(self._state, self._gone, self._acted, self._limit - self._length)
         memory = {policy: dict(part.state) for policy, part in parts.items()}
         replies: dict[str, list[Batch]] = {policy: [] for policy in parts}
-        steps: list[_Step] = []
+        steps: list[_TeamStep] = []
         for part in parts.values():
             _copy(part.arrays or {}, {} if part.arrays is None else part.state)
         for t in range(num_steps):
@@ -154,7 +154,7 @@ class TeamEngine:
             return Shown(kinds, {SEEN: self._joined(kinds, absent), CLOCK: steps}, active)
         return Shown(kinds, {STATE: self.env.global_state(state), CLOCK: steps}, active)
 
-    def _step(self, t: int, w: _Worlds, actions: Sequence[Tensor], active: Tensor, fresh: Batch) -> tuple[_Step, _Worlds]:
+    def _step(self, t: int, w: _Worlds, actions: Sequence[Tensor], active: Tensor, fresh: Batch) -> tuple[_TeamStep, _Worlds]:
         """One step of all worlds, and where they are behind it: those that are over have begun anew."""
         following, earned, ended = self.env.transition(w.state, actions)
         earned = earned.masked_fill(w.gone, 0.0)
@@ -166,13 +166,13 @@ class TeamEngine:
         acted = w.acted | active
         terminated, truncated = terminated & acted, truncated & acted
         # agents that end in this step are still there at its end; others that left before are not
-        step = _Step(following, earned, terminated, truncated, gone & ~(terminated | truncated), over)
+        step = _TeamStep(following, earned, terminated, truncated, gone & ~(terminated | truncated), over)
         state = {k: torch.where(_beside(over, x), fresh[k][t], x) for k, x in following.items()}
         goes_on = ~over.unsqueeze(1)
         deadline = w.deadline.masked_fill(over, t + 1 + self._limit)
         return step, _Worlds(state, gone & goes_on, acted & goes_on, deadline)
 
-    def _keep(self, w: _Worlds, parts: Mapping[str, Part], memory: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def _keep(self, w: _Worlds, parts: Mapping[str, Playing], memory: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Write what the next segment begins with into fixed memory."""
         for policy, part in parts.items():
             _copy(part.state, memory[policy])
@@ -180,7 +180,7 @@ class TeamEngine:
         _copy({"gone": self._gone, "acted": self._acted}, {"gone": w.gone, "acted": w.acted})
 
     def _finish(
-        self, steps: Sequence[_Step], parts: Mapping[str, Part], replies: Mapping[str, Sequence[Batch]]
+        self, steps: Sequence[_TeamStep], parts: Mapping[str, Playing], replies: Mapping[str, Sequence[Batch]]
     ) -> TeamPlayed:
         """Write what came of the steps, and account for the episodes that ended."""
         earned, terminated, truncated = (
@@ -200,7 +200,7 @@ class TeamEngine:
             totals.append(columns.total(part, num_final[policy]))
         return TeamPlayed(num_final, self._record(earned, over), torch.stack(totals))
 
-    def _last(self, steps: Sequence[_Step], truncated: Tensor) -> tuple[Shown, Tensor | None]:
+    def _last(self, steps: Sequence[_TeamStep], truncated: Tensor) -> tuple[Shown, Tensor | None]:
         """What is seen behind the steps that cut worlds, and which step of each that is (`PolicyColumns.finals`)."""
         stacked = {k: torch.stack([s.following[k] for s in steps]) for k in steps[0].following}
         left = torch.stack([s.left for s in steps])
@@ -280,7 +280,7 @@ def _means(agents: Sequence[str], sides: Mapping[str, Side]) -> Tensor:
     return found
 
 
-def _remember(now: Mapping[str, Tensor], reply: Batch, asked: Asked, ended: Tensor) -> dict[str, Tensor]:
+def _remember(now: Mapping[str, Tensor], reply: Batch, asked: AskedRows, ended: Tensor) -> dict[str, Tensor]:
     """The recurrent state behind a step: of a row that decided what the policy says, and zero where an episode ended."""
     found = {key: torch.where(_beside(asked.active, x), reply[key], x) for key, x in now.items()}
     return {key: x.masked_fill(_beside(ended, x), 0) for key, x in found.items()}

@@ -25,7 +25,7 @@ from runnel.core.state import State, WorkerEvent
 from runnel.core.trajectories import REWARD, TASK_RETURN
 from runnel.envs.device.episodes import records
 from runnel.envs.device.sampler import Report
-from runnel.envs.device.team_columns import Part
+from runnel.envs.device.team_columns import Playing
 from runnel.envs.device.team_engine import TeamEngine, TeamPlayed
 from runnel.envs.device.torch_engine import Act
 from runnel.envs.segments import SMALLEST_NOISE, CarriedSums, check_rows, reply_fields
@@ -58,13 +58,13 @@ class _Policy:
         if len(self.noise) != num_steps:
             self.noise = self.noise.new_zeros(num_steps, self.num_rows, self.noise_size)
 
-    def part(self, arrays: Batch | None, act: Act) -> Part:
+    def part(self, arrays: Batch | None, act: Act) -> Playing:
         """What it brings to a segment, with new noise."""
         self.noise.uniform_(generator=self.generator).clamp_(min=SMALLEST_NOISE)
         if arrays is None:
-            return Part(act, self.noise, self.state)
+            return Playing(act, self.noise, self.state)
         assert self.slot is not None
-        return Part(act, self.noise, self.state, arrays, reply_fields(self.slot.spec))
+        return Playing(act, self.noise, self.state, arrays, reply_fields(self.slot.spec))
 
 
 class TeamSegmentSampler:
@@ -191,7 +191,9 @@ class TeamSegmentSampler:
         if self._play is None or acts != self._acts:
             self._acts = acts
             generators = [*(policy.generator for policy in self._policies.values()), self.engine.generator]
-            self._play = CudaGraphed(lambda arrays: self._segments(arrays, acts), generators=generators, name="a round of segments")
+            self._play = CudaGraphed(
+                lambda arrays: self._segments(arrays, acts), generators=generators, name="a round of segments"
+            )
         return self._play
 
     def _segments(self, arrays: Mapping[str, Batch], acts: Mapping[str, Act]) -> TeamPlayed:
@@ -218,7 +220,8 @@ class TeamSegmentSampler:
                 if not math.isfinite(total):
                     what = f"a segment of environment {self.engine.name!r}, policy {policy.name!r}"
                     raise NonFiniteError(f"obs, {REWARD} or an answer of the policy", self._num_steps, what)
-            assert report.rows is not None and report.count is not None
+            assert report.rows is not None
+            assert report.count is not None
             for e in records(report.rows[:, : int(report.count)], self.engine.index0, policies):
                 event = {"kind": "episode", "return": e.total, "length": e.length, "env": e.env, "by_policy": dict(e.channels)}
                 self._events.append(event)
