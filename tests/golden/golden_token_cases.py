@@ -12,17 +12,16 @@ GRPO = merged(ROLLOUTS, LETTERS, {"total_updates": 3, "group_size": 4})
 ON_PAIRS = {"total_updates": 3, "learner": LETTERS["learner"]}
 PASSES = {"learner": {"num_epochs": 2, "num_minibatches": 2, "micro_batch_tokens": 64}}
 """Several optimiser steps a batch: before the second, ratios are 1 and nothing is clipped."""
-TALK = merged(
-    {k: v for k, v in GRPO.items() if k != "task"}, {"chat": "bandit", "max_turns": 2, "max_tokens": 2, "total_updates": 3}
-)
-"""Conversations of two turns."""
+TALK = merged({k: v for k, v in GRPO.items() if k != "task"}, {"chat": "field_tasks:Talking", "max_turns": 2, "max_tokens": 2})
+"""Conversations of two turns, in which every message has a reward of its own."""
 CALLS = merged(
     TALK,
     {
-        "chat": "calculator",
+        "chat": "field_tasks:Asking",
         "max_turns": 3,
         "max_tokens": 80,
         "warmup_updates": 2,
+        "total_updates": 4,
         "demo_rows": 2,
         "lm": {"max_positions": 1024},
     },

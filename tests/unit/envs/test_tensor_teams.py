@@ -50,12 +50,12 @@ HUNT = ("adversary_.*=hunters", "agent_.*=prey")
                 (partial(Chase, known=True), KINDS),
                 (Leduc, ("player_0=first", "player_1=second")),
                 (TicTacToe, ONE),
-                (partial(Spread, N=2, max_cycles=3), ONE),
                 (TwoStep, ONE),
                 (partial(MatrixGame, rounds=2), ONE),
             )
         ),
-        # numpy and torch round these differently
+        # numpy and torch round these differently, on some processors
+        (partial(Spread, N=2, max_cycles=3), ONE, False),
         (partial(Tag, max_cycles=3), HUNT, False),
         (partial(Reference, max_cycles=4), ONE, False),
     ],
