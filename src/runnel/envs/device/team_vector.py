@@ -6,7 +6,6 @@ There is no loop over environments: a step is one transition of all worlds, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from runnel.core.routes import Side
 from runnel.core.state import Array, State
 from runnel.core.trajectories import CLOCK
 from runnel.envs.device.base import Leaves
-from runnel.envs.device.episodes import MAX_RECORDS, STEP_RECORDS, NumpyLog
+from runnel.envs.device.episodes import MAX_RECORDS, SEGMENT_RECORDS, STEP_RECORDS, NumpyLog
 from runnel.envs.device.numpy_engine import columnwise, plain
 from runnel.envs.device.team import TensorTeamEnv, in_numpy
 from runnel.envs.device.team_joined import Joined
@@ -71,7 +70,7 @@ class TensorTeam:
         self._trained = [place for policy, side in sides.items() if side.trains for place in self._averages[policy]]
         self._actions = _Actions(env, self._rows, num_envs)
         self._log = NumpyLog(list(sides))
-        self._most_records = max(MAX_RECORDS, min(num_envs, STEP_RECORDS)) if every_episode else MAX_RECORDS
+        self._most_records = max(MAX_RECORDS, min(num_envs, STEP_RECORDS)) if every_episode else SEGMENT_RECORDS
         self._clock, self._next, self._used = 0, 0, 0
         self._state: Leaves = {}
         self._fresh: Leaves = {}
@@ -231,9 +230,10 @@ class TensorTeam:
 
     # ---------------------------------------------------------------------------------------------------------- records
     def episodes(self) -> list[Episode]:
-        """Episodes that ended since the last call; of very many, evenly chosen ones: 256, or with `every_episode` at least as
-        many as there are worlds, up to 4,096."""
-        return [replace(e, by_policy=e.channels, channels={}) for e in self._log.take(self.index0, self._most_records)]
+        """Episodes that ended since the last call; of very many, evenly chosen ones: 100 (as many as a run's mean return is
+        of), or with `every_episode` at least 256 and as many as there are worlds, up to 4,096."""
+        found = self._log.take(self.index0, self._most_records)
+        return [Episode(e.env, e.total, e.length, by_policy=e.channels) for e in found]
 
     def faults(self) -> list[Fault]:
         return []
