@@ -19,6 +19,7 @@ RUN: dict[str, Any] = {
     "checkpoint": {"every": 1},
     "progress": False,
 }
+TURNS = Path(__file__).parents[1] / "unit" / "envs" / "team_envs.py"
 REPLAY: dict[str, Any] = {"min_fill": 16, "update_ratio": 0.25, "replay": {"capacity": 64}}
 MORE: dict[str, Any] = {
     "qmix": REPLAY | {"qmix": {"batch_size": 8}},
@@ -40,7 +41,8 @@ def test_where_everybody_always_decides_they_are_the_steps_times_the_agents(reci
     assert [num for _, num in rows] == [2.0 * steps for steps, _ in rows]
 
 
-def test_where_agents_take_turns_one_decides_in_each_step(tmp_path: Path) -> None:
-    settings = {**RUN, **MORE["qmix"], "env": "tensor:TicTacToe"}
-    run = rl.train("vdn", total_updates=3, log_every=1, out=str(tmp_path), **settings)
+def test_only_those_who_decide_are_counted(tmp_path: Path) -> None:
+    """In `Turns` one of two agents decides in each step."""
+    settings = {**RUN, **MORE["qmix"], "env": f"{TURNS}:Turns"}
+    run = rl.train("qmix", total_updates=3, out=str(tmp_path), **settings)
     assert [row["metrics"]["agent_steps"] for row in run.rows()] == [float(row["steps"]) for row in run.rows()]
