@@ -12,6 +12,16 @@ if TYPE_CHECKING:
         ToolFailure as ToolFailure,
     )
     from runnel.llm.algorithms.aipo import AIPO as AIPO, AIPOConfig as AIPOConfig
+    from runnel.llm.algorithms.contrast import (
+        CPO as CPO,
+        ORPO as ORPO,
+        RRHF as RRHF,
+        CPOConfig as CPOConfig,
+        ORPOConfig as ORPOConfig,
+        RRHFConfig as RRHFConfig,
+        SimPO as SimPO,
+        SimPOConfig as SimPOConfig,
+    )
     from runnel.llm.algorithms.dapo import DAPO as DAPO, DAPOConfig as DAPOConfig
     from runnel.llm.algorithms.decoupled import DecoupledConfig as DecoupledConfig, DecoupledPPO as DecoupledPPO
     from runnel.llm.algorithms.dpo import DPO as DPO, DPOConfig as DPOConfig, OnlineDPO as OnlineDPO
@@ -21,6 +31,12 @@ if TYPE_CHECKING:
     from runnel.llm.algorithms.gspo import GSPO as GSPO, GSPOConfig as GSPOConfig
     from runnel.llm.algorithms.loop import LOOP as LOOP, LOOPConfig as LOOPConfig
     from runnel.llm.algorithms.ppo import TokenPPO as TokenPPO, TokenPPOConfig as TokenPPOConfig
+    from runnel.llm.algorithms.regression import (
+        INPO as INPO,
+        REBEL as REBEL,
+        INPOConfig as INPOConfig,
+        REBELConfig as REBELConfig,
+    )
     from runnel.llm.algorithms.reinforce import (
         RLOO as RLOO,
         ReMax as ReMax,

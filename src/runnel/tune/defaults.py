@@ -65,6 +65,12 @@ SPACES: dict[str, dict[str, str]] = {
     "turn_ppo": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "turn_ppo.kl_coef": KL},
     "token_ppo": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "ppo.kl_coef": KL},
     "dpo": {"learner.lr": LM_RATE, "dpo.beta": "log(0.01, 1)"},
+    "simpo": {"learner.lr": LM_RATE, "simpo.beta": "log(1, 10)", "simpo.gap": "{0.3, 1.0, 1.6}"},
+    "cpo": {"learner.lr": LM_RATE, "cpo.beta": "log(0.01, 1)"},
+    "orpo": {"learner.lr": LM_RATE, "orpo.odds_coef": "log(0.03, 1)"},
+    "rrhf": {"learner.lr": LM_RATE, "rrhf.chosen_coef": "{0.1, 0.3, 1.0}"},
+    "rebel": {"learner.lr": LM_RATE, "rebel.eta": "log(0.1, 10)"},
+    "inpo": {"learner.lr": LM_RATE, "inpo.eta": "log(0.02, 1)"},
     "sft": {"learner.lr": LM_RATE},
 }
 """By algorithm: the name of the recipe, or of a group of fields in its config."""

@@ -18,6 +18,7 @@ from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError
 from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
 from runnel.llm.algorithms.base import PAIR, SCORE
+from runnel.llm.algorithms.contrast import CPO, ORPO, RRHF, CPOConfig, ORPOConfig, RRHFConfig, SimPO, SimPOConfig
 from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
 from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
 from runnel.llm.algorithms.dpo import DPO, DPOConfig, OnlineDPO
@@ -27,6 +28,7 @@ from runnel.llm.algorithms.grpo_roc import GRPORoC, GRPORoCConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
 from runnel.llm.algorithms.loop import LOOP, LOOPConfig
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
+from runnel.llm.algorithms.regression import INPO, REBEL, INPOConfig, REBELConfig
 from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
 from runnel.llm.algorithms.reward_model import RewardModelling
 from runnel.llm.algorithms.sft import SupervisedFineTuning
@@ -68,11 +70,19 @@ ALGORITHMS = {
     "grpo_roc": lambda: GRPORoC(GRPORoCConfig(keep=0.7), **BOTH),
     "spa": lambda: SPA(SPAConfig(), **BOTH),
     "online_dpo": lambda: OnlineDPO(DPOConfig(), channels={"exact": 1.0}),
+    "rebel": lambda: REBEL(REBELConfig(eta=0.5), channels={"exact": 1.0}),
+    "inpo": lambda: INPO(INPOConfig(eta=0.5, tau=0.2), channels={"exact": 1.0}),
     "dpo": lambda: DPO(DPOConfig(beta=0.5, chosen_coef=0.3)),
+    "dpo, noisy": lambda: DPO(DPOConfig(smoothing=0.2)),
+    "dpo, ipo": lambda: DPO(DPOConfig(loss="ipo")),
+    "simpo": lambda: SimPO(SimPOConfig()),
+    "cpo": lambda: CPO(CPOConfig()),
+    "orpo": lambda: ORPO(ORPOConfig()),
+    "rrhf": lambda: RRHF(RRHFConfig()),
     "reward_model": RewardModelling,
     "sft": SupervisedFineTuning,
 }
-ON_PAIRS = ("dpo", "reward_model")
+ON_PAIRS = ("dpo", "dpo, noisy", "dpo, ipo", "simpo", "cpo", "orpo", "rrhf", "reward_model")
 
 
 @pytest.fixture(autouse=True)

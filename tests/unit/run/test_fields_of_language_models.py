@@ -38,11 +38,17 @@ GROUPS = {
     "dr_grpo": "grpo",
     "token_ppo": "ppo",
     "online_dpo": "dpo",
+    "rebel": "rebel",
+    "inpo": "inpo",
 }
 """Recipes on rollouts, and the name of their algorithm's settings."""
+REFERENCE_FREE = ("simpo", "cpo", "orpo", "rrhf")
+"""Recipes on pairs without a reference; each one's settings have its name."""
+PAIRED = ("dpo", "rebel", "inpo")
+"""Groups of settings of recipes on rollouts that learn from pairs: they are no `PolicyConfig`."""
 BASE: dict[str, dict[str, Any]] = {
     "sft": {**TEXT, "demo_rows": 4},
-    "dpo": {**TEXT, "num_pairs": 2},
+    **{name: {**TEXT, "num_pairs": 2} for name in ("dpo", *REFERENCE_FREE)},
     "reward_model": {**TEXT, "num_pairs": 2},
     "make_pairs": {**{k: v for k, v in ROLLOUTS.items() if "learner." not in k}, "pairs_out": str(folder() / "p.jsonl")},
     **dict.fromkeys(GROUPS, ROLLOUTS),
@@ -154,6 +160,9 @@ TRIES: dict[str, Try] = {
     "decoupled.behaviour": Try(given={"decoupled.behaviour_high": 1.01, **STEPS, "total_updates": 4}),
     "decoupled.behaviour_low": Try(0.99, {**STEPS, "total_updates": 4}),
     "decoupled.behaviour_high": Try(1.01, {**STEPS, "total_updates": 4}),
+    "dpo.loss": Try("ipo"),
+    "dpo.smoothing": Try(0.2),
+    "inpo.tau": Try(0.01),
     "ppo.value_clip": Try(1e-3, STEPS | {"learner.critic_lr": 0.1}),
     "grpo_roc.pass_reward": Try(0.0),
     "turn_ppo.value_clip": Try(1e-3, STEPS | {"learner.critic_lr": 0.1}),
@@ -200,15 +209,17 @@ OF["reward_model"] = (
         "data.extract": Try("boxed", {"task": rows_file()}),
     }
 )
+REFRESHED = {"learner.reference_every": 1, "total_updates": 3}
 for recipe, group in GROUPS.items():
-    kl = {f"{group}.kl_coef": 0.5} if group != "dpo" else {}
+    kl = {f"{group}.kl_coef": 0.5} if group not in PAIRED else {}
     OF[recipe] = {
         f"{group}.kl_in": Try(given=kl),
         f"{group}.duration_power": Try(given=TALK),
         f"{group}.clip_low": Try(1e-4, STEPS),
         f"{group}.clip_high": Try(1e-4, STEPS),
         "learner.reference_every": Try(1, kl | {"total_updates": 3}),
-        "learner.reference_decay": Try(given={**kl, "learner.reference_every": 1, "total_updates": 3}),
+        # REBEL compares with what was recorded: it has no reference
+        "learner.reference_decay": Try(given={**kl, **({} if group == "rebel" else REFRESHED)}),
         "placement.reference_workers": Try(given=kl, seen="placed"),
     }
 """Where a recipe needs another value, or other settings beside it."""
@@ -234,7 +245,7 @@ def is_shown(recipe: str, name: str) -> bool:
         return not (name == PROMISE and recipe != "grpo")
     if recipe == "make_pairs":
         return name not in OF_ROLLOUTS and name != "pairs_out"
-    return name in BY_NEEDS or name.startswith(f"{GROUPS[recipe]}.")
+    return name in BY_NEEDS or name.startswith(f"{GROUPS.get(recipe, recipe)}.")
 
 
 CASES = [
@@ -274,6 +285,7 @@ OF_PIPELINES = {
     "lm.heads": 8,
     "lm.kv_heads": 2,
     "ppo.kl_in": "loss",
+    "dpo.smoothing": 0.2,
 }
 
 
@@ -307,7 +319,7 @@ def test_no_recipe_and_no_setting_is_left_out() -> None:
         assert set(names_of(recipe)) == set(names_of(other))
     for recipe, group in GROUPS.items():
         config = registry.load_recipe(recipe).Config()
-        assert group == "dpo" or isinstance(getattr(config, group), PolicyConfig)
+        assert group in PAIRED or isinstance(getattr(config, group), PolicyConfig)
     of_text = {r for r in registry.RECIPES if "task" in names_of(r)}
     assert of_text == {*BASE, *SAME}
     listed = {*TRIES, *ELSEWHERE}
