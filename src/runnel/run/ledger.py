@@ -333,7 +333,8 @@ class Ledger:
         name = event["worker"]
         self.streams = {**self.streams, **event["streams"]}
         self._others = {k: v for k, v in self._others.items() if not k.startswith(f"{name}/")}
-        self._others |= {f"{name}/{k}": v for k, v in {**event["metrics"], **event.get("counted", {}), "version": float(event["version"])}.items()}
+        numbers = {**event["metrics"], **event.get("counted", {}), "version": float(event["version"])}
+        self._others |= {f"{name}/{k}": v for k, v in numbers.items()}
 
     def _beside(self) -> dict[str, float]:
         """Metrics beside those of the learner: other trainers, recent episodes, faults, weight checks of engines."""
