@@ -33,7 +33,7 @@ class Chase(TeamWorld, ArrayEnv):
         self.state_spec = ArraySpec((2,)) if known else None
 
     def initial(self, num: int, generator: torch.Generator) -> Batch:
-        return Batch(sum=torch.ones(num), t=torch.zeros(num))
+        return Batch(sum=torch.ones(num, device=generator.device), t=torch.zeros(num, device=generator.device))
 
     def transition(self, state: Any, actions: Any) -> Any:
         stack = torch.stack if isinstance(state["t"], torch.Tensor) else np.stack
