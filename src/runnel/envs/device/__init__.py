@@ -11,6 +11,7 @@ from runnel.envs.device.boards import ConnectFour, TicTacToe
 from runnel.envs.device.cartpole import CartPole
 from runnel.envs.device.grid import FourRooms
 from runnel.envs.device.hazard import GoalBeyondHazard
+from runnel.envs.device.hide_grid.world import HideAndSeekGrid
 from runnel.envs.device.ladder import Ladder
 from runnel.envs.device.matrix import Climbing, MatrixGame, Penalty, RockPaperScissors, TwoStep
 from runnel.envs.device.meeting import Meeting
@@ -50,6 +51,7 @@ TENSOR_TEAMS: dict[str, type[TensorTeamEnv]] = {
     "Penalty": Penalty,
     "TwoStep": TwoStep,
     "Meeting": Meeting,
+    "HideAndSeekGrid": HideAndSeekGrid,
 }
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "ConnectFour",
     "FourRooms",
     "GoalBeyondHazard",
+    "HideAndSeekGrid",
     "Kuhn",
     "Ladder",
     "Leduc",
