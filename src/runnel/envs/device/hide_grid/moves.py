@@ -71,9 +71,7 @@ class Moves:
         # nobody holds what is locked
         b.holds[i] = xp.where(turned.any(0), 0, after)
 
-    def _walk(
-        self, b: Board, i: int, step: Array, free: Array, ahead: tuple[Array, Array], hands: tuple[Array, Array]
-    ) -> None:
+    def _walk(self, b: Board, i: int, step: Array, free: Array, ahead: tuple[Array, Array], hands: tuple[Array, Array]) -> None:
         """A step with free hands, with a push or a climb where something is in the way; or with what is held, which keeps its
         place beside the agent."""
         xp, (front, taken), (held, mine) = module_of(step), ahead, hands

@@ -25,7 +25,7 @@ NOWHERE = 0
 """The cell of a door that is not there: a corner of the rim, where nothing ever is."""
 STEPS = (-WIDTH, WIDTH, -1, 1)
 """Up, down, left, right."""
-SMALLEST, LARGEST = 4, 6
+SMALLEST, LARGEST = 3, 5
 """Cells along the sides of the room, inside of its walls."""
 HIDERS, SEEKERS = 1, 2
 """The teams, as owners of locks; 0 is nobody."""
@@ -91,7 +91,7 @@ class Sizes:
 
 
 def draw(sizes: Sizes, num: int, generator: torch.Generator) -> Batch:
-    """`num` first states: a room of 4 to 6 cells a side in one of the corners, with a door in one of its two walls or in both,
+    """`num` first states: a room of 3 to 5 cells a side in one of the corners, with a door in one of its two walls or in both,
     hiders and blocks in it, seekers and the ladder outside."""
     device = generator.device
     ground, inside, doors, room = _rooms(num, sizes.two_doors, generator)

@@ -51,9 +51,7 @@ def lines() -> np.ndarray:
     for r in range(WIDTH):
         for c in range(WIDTH):
             # all in halves of cells, so whole numbers: the line from a to b enters the cell if corners lie on both sides of it
-            sides = [
-                dc * (2 * (r - row)[:, None] + y) - dr * (2 * (c - column)[:, None] + x) for y in (-1, 1) for x in (-1, 1)
-            ]
+            sides = [dc * (2 * (r - row)[:, None] + y) - dr * (2 * (c - column)[:, None] + x) for y in (-1, 1) for x in (-1, 1)]
             crosses = (np.max(sides, axis=0) > 0) & (np.min(sides, axis=0) < 0)
             between = (np.minimum(row[:, None], row[None]) <= r) & (r <= np.maximum(row[:, None], row[None]))
             between &= (np.minimum(column[:, None], column[None]) <= c) & (c <= np.maximum(column[:, None], column[None]))

@@ -9,7 +9,7 @@ from runnel.envs.device.base import Leaves
 from runnel.envs.device.hide_grid.plan import CELLS, FREE, HIDERS, NOWHERE, SEEKERS, SIZE, STEPS, WIDTH, Sizes
 
 AROUND = tuple(r * WIDTH + c for r in (-1, 0, 1) for c in (-1, 0, 1) if r or c)
-_SELF, _OTHER, _BLOCK, _LADDER, _DOOR = 25, 4, 6, 6, 3
+_SELF, _OTHER, _THING, _DOOR = 25, 4, 7, 3
 
 
 class View:
@@ -18,16 +18,19 @@ class View:
 
     | numbers | of | what |
     | --- | --- | --- |
-    | 13 | oneself | row, column, where one looks (4), up, on the ladder, holds a block, holds the ladder, team, preparation, rest of the phase |
-    | 12 | what is beside | whether each of the 8 cells around is closed; a block in front, the ladder in front, locked by one's team, by the other |
+    | 2, 4 | oneself | row, column; where one looks: up, down, left, right |
+    | 4 | | up on something, on the ladder, holds a block, holds the ladder |
+    | 3 | | 1 for a hider and -1 for a seeker, whether it is preparation, the share of the phase that is left |
+    | 8 | the cells around, row after row | whether it is closed |
+    | 4 | what is in front | a block, the ladder, locked by one's team, by the other |
     | 4 each | other agents, one's own team first | in sight, row, column, up |
-    | 6 each | blocks, then the ladder | in sight, row, column, locked by one's team, by the other, held |
+    | 7 each | blocks, then the ladder | in sight, row, column, locked by one's team, by the other, held, in a door |
     | 3 each | two doors, which all know | there, row, column |
     """
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes, n = sizes, sizes.agents
-        self.width = _SELF + _OTHER * (n - 1) + _BLOCK * sizes.blocks + _LADDER + 2 * _DOOR
+        self.width = _SELF + _OTHER * (n - 1) + _THING * sizes.things + 2 * _DOOR
         self.state_width = 9 * n + 5 * sizes.things + 2 * _DOOR + 4 + 2
         teams = np.array(sizes.teams)
         others = [sorted((j for j in range(n) if j != i), key=lambda j: (teams[j] != teams[i], j)) for i in range(n)]
@@ -65,7 +68,7 @@ class View:
         ]
         return [
             xp.stack((constants["rows"][cells], constants["columns"][cells])),
-            _floats(state["facing"].T == constants["ways"]),
+            _floats(constants["ways"] == state["facing"].T),
             _floats(xp.stack(flags)),
             xp.stack([xp.broadcast_to(x, shape) for x in (constants["side"], prep, rest)]),
         ]
@@ -108,8 +111,12 @@ class View:
         of_things = [x[:, n:] for x in away]
         near = sees[:, n:]
         own, other = locks[None] == constants["teams"][:, None], locks[None] == 3 - constants["teams"][:, None]
-        of_things += [near * own, near * other, near * held]
+        of_things += [near * own, near * other, near * held, near * self._in_doors(state)]
         return [*of_agents, *(x.swapaxes(0, 1) for x in of_things)]
+
+    def _in_doors(self, state: Leaves) -> Array:
+        """What stands in a door. `[N, E]`"""
+        return (state["things"].T[:, None] == state["doors"].T).any(1)
 
     def _doors(self, state: Leaves) -> list[Array]:
         constants, xp = self._constants.beside(state["time"]), module_of(state["time"])
@@ -121,16 +128,17 @@ class View:
         return found
 
     def everything(self, state: Leaves) -> Array:
-        """The global state: everybody, every thing and every door where it is, the walls of the room, the clock. `[E, state_width]`"""
+        """The global state: everybody, every thing and every door where it is, the walls of the room, the clock.
+        `[E, state_width]`"""
         constants, xp = self._constants.beside(state["time"]), module_of(state["time"])
         cells, things, doors, holds = (state[key].T for key in ("agents", "things", "doors", "holds"))
         blocks = self._sizes.blocks
         there = doors != NOWHERE
         parts = [x for axis in ("rows", "columns") for x in (constants[axis][cells], constants[axis][things])]
         parts += [constants[axis][doors] * there for axis in ("rows", "columns")]
-        parts += [x for x in state["facing"].T == constants["ways"]]
+        parts += list(constants["ways"] == state["facing"].T)
         parts += [state["up"].T, (holds > 0) & (holds <= blocks), holds > blocks, there]
-        parts += [x for x in state["locks"].T == constants["owners"]]
+        parts += list(constants["owners"] == state["locks"].T)
         parts += [(holds == constants["numbers"]).any(1), state["room"].T / (SIZE - 1), *self._clock(state)]
         return xp.concatenate([_floats(x) for x in parts]).T
 

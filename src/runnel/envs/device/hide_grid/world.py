@@ -26,9 +26,10 @@ _MEASURES = 4
 class HideAndSeekGrid(TeamWorld, ArrayEnv):
     """Hide-and-seek (Baker et al. 2020, arXiv:1909.07528) on 12 x 12 cells, small enough for a CPU.
 
-    `hiders` begin with `blocks` blocks in a room in one of the corners; `seekers` and a ladder are outside. The room has a door,
-    or with probability `two_doors` two. In the first `preparation` of the `steps` seekers do not decide, and nobody is paid. Then
-    at each step, if no seeker sees a hider, each hider is paid 1 and each seeker -1; else the other way round.
+    `hiders` begin with `blocks` blocks in a room of 3 to 5 cells a side in one of the corners; `seekers` and a ladder are
+    outside. The room has a door, or with probability `two_doors` two. In the first `preparation` of the `steps` seekers do not
+    decide, and nobody is paid. Then at each step, if no seeker sees a hider, each hider is paid 1 and each seeker -1; else the
+    other way round.
 
     One acts after the other, hiders first. Actions: nothing; steps up, down, left, right; hold (or let go); lock (or unlock).
 
@@ -123,8 +124,8 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
 
     # ---------------------------------------------------------------------------------------------------------- statistics
     def _counted(self, state: Leaves, after: Leaves, paid: Array, prep: Array, seen: Array) -> Leaves:
-        """What is counted over an episode: the hiders' return, whether they were seen, the seekers' steps high up; and at the end
-        of preparation, what was moved and locked by then."""
+        """What is counted over an episode: the hiders' return, whether they were seen, the seekers' steps high up; and at the
+        end of preparation, what was moved and locked by then."""
         xp, hiders = module_of(paid), self.sizes.hiders
         done = after["time"] == self.sizes.prep_steps
         return {

@@ -1,0 +1,86 @@
+"""Hide-and-seek on a grid: chase and fort, each with its detectors and a cross-table.
+
+python -m benchmarks.learning.hide_and_seek                   # all that is missing: seeds 1, 2, 3
+python -m benchmarks.learning.hide_and_seek --seeds 1 --minutes 20
+python -m benchmarks.learning.hide_and_seek --table           # only write the table again
+
+Hiders and seekers learn by `ippo` on `tensor:HideAndSeekGrid`, each team with a policy of its own, against the present policy
+of the other: no pool, no shaped reward. A stage is claimed by the means of a window of the run, and confirmed by matches
+between kept versions (`stages.py`). A seed that has a result with the same settings is not run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.harness import RESULTS
+from benchmarks.learning import seeds, stages
+from benchmarks.learning.seeds import How, Row
+
+OUT = RESULTS / "learning" / "hide-and-seek"
+ENV = "tensor:HideAndSeekGrid"
+EPISODES = 1000
+"""Of each cell of a cross-table."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run of both teams."""
+
+    key: str
+    recipe: str
+    settings: Row
+
+
+SETTINGS: Row = {
+    "env": ENV,
+    "teams": ("hider_.*=hiders", "seeker_.*=seekers"),
+    "total_steps": 8_000_000,
+    "num_envs": 256,
+    "num_steps": 60,
+    "net": {"hidden": (64, 64), "activation": "tanh"},
+    "ppo": {"num_epochs": 2, "num_minibatches": 8, "lr": 1e-3, "gamma": 0.995, "entropy_coef": 0.01},
+    "checkpoint": {"every": 10, "keep": 1000},
+}
+"""A segment is an episode of every world, so an update has all phases of 256 games."""
+ENTRIES = (Entry("grid", "ippo", SETTINGS),)
+
+
+def train(entry: Entry, seed: int, how: How) -> Row:
+    """Train one seed, and judge what it has reached."""
+    run, spent = seeds.trained(f"hide-and-seek/{entry.key}", entry.recipe, entry.settings, seed, how)
+    points, chance = stages.curve(run), stages.at_random(ENV, episodes=4096)
+    claimed = stages.claims(points, chance)
+    found = {"at_random": chance, "claims": {k: {"steps": p["steps"], "version": p["version"]} for k, p in claimed.items()}}
+    return {**found, **_judged(run.path, claimed, entry.settings["checkpoint"]["every"]), "curve": points, **spent}
+
+
+def _judged(path: object, claimed: Row, every: int) -> Row:
+    """The cross-table of the versions that are nearest to the claims."""
+    if "chase" not in claimed:
+        return {}
+    versions = {stage: max(every, round(point["version"] / every) * every) for stage, point in claimed.items()}
+    players = {stages.RANDOM: "random"} | {k: f"run:{path}@{v}" for k, v in versions.items()}
+    table = stages.cross_table(players, ENV, episodes=EPISODES, seed=100_000)
+    return {"cross": table.row(), "confirmed": stages.confirmed(table, "chase", "fort" if "fort" in claimed else None)}
+
+
+def table(_: Sequence[Row], rows: Sequence[Row]) -> str:
+    """For each seed when each stage came, then its cross-table and its curve."""
+    lines = ["| entry | seed | chase at steps | fort at steps | confirmed | steps | minutes of CPU |", "|" + " --- |" * 7]
+    for row in rows:
+        at = [f"{row['claims'][k]['steps']:,}" if k in row["claims"] else "not" for k in ("chase", "fort")]
+        sure = ", ".join(f"{k}: {'yes' if ok else 'no'}" for k, ok in row.get("confirmed", {}).items())
+        cells = [row["key"], row["seed"], *at, sure, f"{row['steps']:,}", f"{row['cpu_s'] / 60:.1f}"]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    parts = ["\n".join(lines)]
+    for row in rows:
+        parts.append(f"Seed {row['seed']} of {row['key']}:")
+        parts += [stages.text_of(row["cross"])] if "cross" in row else []
+        parts.append(stages.curve_text(row["curve"], row["at_random"]))
+    return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    seeds.main(OUT, ENTRIES, train, table)
