@@ -29,8 +29,8 @@ class ByHand:
         self.owner = {t: (None, "hider", "seeker")[o] for t, o in zip(things, one["locks"], strict=True)}
         self.hand = {name: things[h - 1] if h else None for name, h in zip(names, one["holds"], strict=True)}
         self.begun = dict(self.lies)
-        self.prepared: dict[str, float] = {}
-        self.seen, self.earned, self.ups = False, 0, 0
+        self.prepared = dict.fromkeys(("max_box_move", "num_box_lock", "max_ladder_move", "num_ladder_lock"), 0.0)
+        self.seen, self.earned, self.ups, self.shoves, self.losses = False, 0, 0, 0, 0
 
     # ------------------------------------------------------------------------------------------------------------ rules
     def step(self, actions: list[int]) -> list[float]:
@@ -111,10 +111,26 @@ class ByHand:
             return
         if solid:
             assert thing
-            if self.owner[thing] or thing in self.hand.values() or not self._is_clear(after(goal, way)):
+            if self.owner[thing] or not self._make_room(after(goal, way), way):
                 return
             self.lies[thing] = after(goal, way)
+            for other, held in self.hand.items():
+                if held == thing:
+                    self.hand[other] = None
+                    self.losses += 1
         self.at[name] = goal
+
+    def _make_room(self, where: Place, way: Place) -> bool:
+        """Whether something can be pushed to `where`: it is clear, or somebody on its floor can be shoved away from there."""
+        if self._is_clear(where):
+            return True
+        shoved = next((name for name, at in self.at.items() if at == where), None)
+        open_ = where not in self.walls and not self._thing_at(where)
+        if not shoved or not open_ or self.time < self.prep or not self._is_clear(after(where, way)):
+            return False
+        self.at[shoved], self.hand[shoved] = after(where, way), None
+        self.shoves += 1
+        return True
 
     def _thing_at(self, where: Place) -> str | None:
         return next((thing for thing, lies in self.lies.items() if lies == where), None)

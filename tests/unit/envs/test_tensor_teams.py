@@ -155,10 +155,12 @@ def test_a_world_says_numbers_of_its_episodes(in_tensors: bool) -> None:
         first.send(actions)
         if step == 20:  # with episodes in the log that nobody has read
             second.restore(first.snapshot())
-            assert second.episodes() == (said := first.episodes())
+            said = first.episodes()
+            assert second.episodes() == said
             found += said
         elif step != 19:
-            for e in (said := first.episodes()):
+            said = first.episodes()
+            for e in said:
                 # who waits plays nothing, so the sum may be less than what was played
                 assert 1 <= e.statistics["sum"] <= total[e.env]
             found += said

@@ -28,6 +28,8 @@ class Board:
     things: Array
     locks: Array
     """The cells of blocks and ladder, and the team that locked each. `[N, E]`"""
+    calm: Array
+    """Where nobody is shoved, `[E]`: in preparation, in which seekers stand still."""
 
 
 class Moves:
@@ -57,7 +59,7 @@ class Moves:
         taken = self._has_agent(b, front, i)
         mine = constants["numbers"] == b.holds[i]
         self._use_hands(b, i, action, (b.things == front) & ~held & ~b.up[i], taken, constants["numbers"])
-        self._walk(b, i, step, free, (front, taken), (held, mine))
+        self._walk(b, i, step, free, front, taken, mine)
 
     def _use_hands(self, b: Board, i: int, action: Array, ahead: Array, taken: Array, numbers: Array) -> None:
         """Lock or unlock what is `ahead` `[N, E]` and in nobody else's hands; or hold it, if it is free and nobody stands on
@@ -71,28 +73,43 @@ class Moves:
         # nobody holds what is locked
         b.holds[i] = xp.where(turned.any(0), 0, after)
 
-    def _walk(self, b: Board, i: int, step: Array, free: Array, ahead: tuple[Array, Array], hands: tuple[Array, Array]) -> None:
-        """A step with free hands, with a push or a climb where something is in the way; or with what is held, which keeps its
-        place beside the agent."""
-        xp, (front, taken), (held, mine) = module_of(step), ahead, hands
-        rows, moving = xp.arange(step.shape[0]) if xp is np else xp.arange(step.shape[0], device=step.device), step != 0
+    def _walk(self, b: Board, i: int, step: Array, free: Array, front: Array, taken: Array, mine: Array) -> None:
+        """A step with free hands, with a push or a climb where something is in the way; or with what is held (`mine` `[N, E]`),
+        which keeps its place beside the agent."""
+        xp, moving = module_of(step), step != 0
+        worlds = xp.arange(step.shape[0]) if xp is np else xp.arange(step.shape[0], device=step.device)
         to = b.cells[i] + step
         # one cell further than whatever is pushed or carried; out of the board only where the rim stops the agent anyway
         beyond = xp.clip(front + step, 0, CELLS - 1)
-        ground, there = b.ground[to, rows], (b.things == to) & ~mine
-        room = (b.ground[beyond, rows] == FREE) & ~((b.things == beyond) & ~mine).any(0) & ~self._has_agent(b, beyond, i)
+        ground, there = b.ground[to, worlds], (b.things == to) & ~mine
+        floor = (b.ground[beyond, worlds] == FREE) & ~((b.things == beyond) & ~mine).any(0)
+        somebody = self._has_agent(b, beyond, i)
         open_ = moving & ~self._has_agent(b, to, i)
-        carries = open_ & ~free & (ground == FREE) & ~there.any(0) & room & ~taken
+        carries = open_ & ~free & (ground == FREE) & ~there.any(0) & floor & ~somebody & ~taken
         block = there[: self._blocks].any(0)
         high = b.up[i] | (b.things[self._blocks] == b.cells[i])
-        pushed = there & (b.locks == 0) & ~held & room
-        pushed = pushed[: self._blocks].any(0)
-        walks = open_ & free & (ground != RIM) & (high | ((ground == FREE) & (~block | pushed)))
-        pushes = walks & block & ~high
-        shifted = (mine & carries) | (there & pushes)
-        b.things = xp.where(shifted, beyond, b.things)
+        walks = open_ & free & (ground != RIM)
+        loose = walks & ~high & floor & (there & (b.locks == 0))[: self._blocks].any(0)
+        behind = xp.clip(beyond + step, 0, CELLS - 1)
+        shoves = loose & somebody & ~b.calm & (b.ground[behind, worlds] == FREE) & ~(b.things == behind).any(0)
+        shoves = shoves & ~self._has_agent(b, behind, i)
+        pushes = (loose & ~somebody) | shoves
+        walks = walks & (high | ((ground == FREE) & (~block | pushes)))
+        self._give_way(b, i, (shoves, beyond, behind), (there & pushes))
+        b.things = xp.where((mine & carries) | (there & pushes), beyond, b.things)
         b.up[i] = xp.where(walks, (ground == WALL) | (block & high), b.up[i])
         b.cells[i] = xp.where(walks | carries, to, b.cells[i])
+
+    def _give_way(self, b: Board, i: int, shoved: tuple[Array, Array, Array], pushed: Array) -> None:
+        """Others than agent `i` lose what is `pushed` `[N, E]` out of their hands; who is shoved goes one cell back, with empty
+        hands."""
+        where, cell, to = shoved
+        xp, numbers = module_of(where), self._constants.beside(where)["numbers"]
+        for j in range(len(b.cells)):
+            if j != i:
+                goes = where & (b.cells[j] == cell)
+                b.holds[j] = xp.where(goes | (pushed & (numbers == b.holds[j])).any(0), 0, b.holds[j])
+                b.cells[j] = xp.where(goes, to, b.cells[j])
 
     @staticmethod
     def _has_agent(b: Board, cell: Array, i: int) -> Array:

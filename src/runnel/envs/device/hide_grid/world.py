@@ -13,6 +13,7 @@ from runnel.envs.device.arrays import Array, Constants, module_of
 from runnel.envs.device.base import ArrayEnv, Leaves
 from runnel.envs.device.detectors import detectors
 from runnel.envs.device.hide_grid.moves import NUM_ACTIONS, STAY, Board, Moves
+from runnel.envs.device.hide_grid.picture import picture
 from runnel.envs.device.hide_grid.plan import CELLS, SEEKERS, WIDTH, Sizes, draw
 from runnel.envs.device.hide_grid.sight import Sight
 from runnel.envs.device.hide_grid.view import View
@@ -33,7 +34,8 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
 
     One acts after the other, hiders first. Actions: nothing; steps up, down, left, right; hold (or let go); lock (or unlock).
 
-    - Who steps against a block pushes it, where the cell behind it is free.
+    - Who steps against a block pushes it, where the cell behind it is free, also out of other hands. After preparation it also
+      shoves who stands behind it, where the next cell is free: only a lock keeps a block in its place.
     - Who holds the block or the ladder in front takes it along: pushes, pulls, or slides it aside. One thing has one holder.
     - What is locked cannot be moved. Only the team that locked it unlocks it.
     - Who stands on the ladder can step onto a wall or a block, and from there onto others; who steps off is down again.
@@ -91,6 +93,7 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
             ground=state["ground"].T,
             things=state["things"].T,
             locks=state["locks"].T,
+            calm=prep,
             **{of: list(state[key].T) for key, of in _COLUMNS.items()},
         )
         self._moves.play(board, action.T)
@@ -121,6 +124,10 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
 
     def global_state(self, state: Leaves) -> Array:
         return self._view.everything(state)
+
+    def picture(self, state: Leaves, world: int = 0) -> str:
+        """A world from above, in letters (`picture.py`)."""
+        return picture(self.sizes, state, world)
 
     # ---------------------------------------------------------------------------------------------------------- statistics
     def _counted(self, state: Leaves, after: Leaves, paid: Array, prep: Array, seen: Array) -> Leaves:
