@@ -24,9 +24,10 @@ Row = dict[str, Any]
 PREFIX = "episode/"
 WINDOWS = 50
 """Points of a curve: each is the mean over that share of the run."""
-MANY, SOME_UNSEEN = 3.0, 0.3
-"""How many times as much as at random boxes must be moved and locked in preparation, and in which share of episodes nobody may
-be seen, for a fort."""
+BUILT = {"num_box_lock_prep": 3.0, "max_box_move_prep": 3.0}
+"""How many times as much as at random boxes must be locked and moved in preparation, for a fort."""
+SOME_UNSEEN = 0.3
+"""In which share of episodes nobody may ever be seen, for a fort."""
 RANDOM = "at random"
 
 
@@ -41,7 +42,9 @@ def curve(run: rl.Run) -> list[Row]:
     return found
 
 
-def signatures(point: Mapping[str, float], chance: Mapping[str, float], best: float = 0.0) -> Iterator[str]:
+def signatures(
+    point: Mapping[str, float], chance: Mapping[str, float], best: float = 0.0, built: Mapping[str, float] = BUILT
+) -> Iterator[str]:
     """The stages whose signature a point of a curve has, where random play has `chance`; `best` is the best return that seekers
     had before it.
 
@@ -49,19 +52,19 @@ def signatures(point: Mapping[str, float], chance: Mapping[str, float], best: fl
     locked three times as much as at random, hiders are paid more than seekers, who had been better before, and in 30 % of the
     episodes nobody is ever seen.
     """
-    built = all(point[name] >= MANY * chance[name] for name in ("num_box_lock_prep", "max_box_move_prep"))
-    if point[SEEKERS] > 0 and not built:
+    stands = all(point[name] >= times * chance[name] for name, times in built.items())
+    if point[SEEKERS] > 0 and not stands:
         yield "chase"
-    if built and point[HIDERS] > 0 and best > 0 and point[UNSEEN] > SOME_UNSEEN:
+    if stands and point[HIDERS] > 0 and best > 0 and point[UNSEEN] > SOME_UNSEEN:
         yield "fort"
 
 
-def claims(points: Sequence[Row], chance: Mapping[str, float]) -> dict[str, Row]:
+def claims(points: Sequence[Row], chance: Mapping[str, float], built: Mapping[str, float] = BUILT) -> dict[str, Row]:
     """The first point of each stage that a curve reaches."""
     found: dict[str, Row] = {}
     best = -np.inf
     for point in points:
-        for stage in signatures(point, chance, best):
+        for stage in signatures(point, chance, best, built):
             found.setdefault(stage, point)
         best = max(best, point[SEEKERS])
     return found

@@ -30,6 +30,7 @@ class ByHand:
         self.hand = {name: things[h - 1] if h else None for name, h in zip(names, one["holds"], strict=True)}
         self.begun = dict(self.lies)
         self.prepared = dict.fromkeys(("max_box_move", "num_box_lock", "max_ladder_move", "num_ladder_lock"), 0.0)
+        self.closed = False
         self.seen, self.earned, self.ups, self.shoves, self.losses = False, 0, 0, 0, 0
 
     # ------------------------------------------------------------------------------------------------------------ rules
@@ -83,7 +84,7 @@ class ByHand:
         team = name.split()[0]
         if self.owner[thing] == team:
             self.owner[thing] = None
-        elif self.owner[thing] is None:
+        elif self.hand[name] == thing:
             self.owner[thing] = team
         else:
             return
@@ -160,7 +161,8 @@ class ByHand:
         if not preparing:
             self.ups += sum(self.is_up[s] for s in self.seekers)
         if self.time == self.prep:
-            self.prepared = self._moved()
+            locked = {self.lies[thing] for thing, owner in self.owner.items() if owner and thing != "ladder"}
+            self.prepared, self.closed = self._moved(), all(door in locked for door in self.doors if door)
             self.begun = dict(self.lies)
 
     def _moved(self) -> dict[str, float]:
@@ -180,6 +182,7 @@ class ByHand:
             **self._moved(),
             "seekers_up": self.ups / main,
             "unseen": float(not self.seen),
+            "closed_prep": float(self.closed),
             "hider_return": float(self.earned),
             "seeker_return": float(-self.earned),
         }

@@ -62,10 +62,10 @@ class Moves:
         self._walk(b, i, step, free, front, taken, mine)
 
     def _use_hands(self, b: Board, i: int, action: Array, ahead: Array, taken: Array, numbers: Array) -> None:
-        """Lock or unlock what is `ahead` `[N, E]` and in nobody else's hands; or hold it, if it is free and nobody stands on
-        it; or let go."""
+        """Hold what is `ahead` `[N, E]` and in nobody else's hands, if it is free and nobody stands on it; or let go. Lock
+        what one holds, or unlock what is ahead."""
         xp, team = module_of(action), self._teams[i]
-        turned = ahead & (action == LOCK) & ((b.locks == 0) | (b.locks == team))
+        turned = ahead & (action == LOCK) & ((numbers == b.holds[i]) | (b.locks == team))
         b.locks = xp.where(turned, team - b.locks, b.locks)
         found = (ahead & (b.locks == 0) & ~taken) * numbers
         after = xp.where(b.holds[i] == 0, found.sum(0), 0)

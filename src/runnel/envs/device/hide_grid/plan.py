@@ -52,7 +52,7 @@ class Sizes:
     blocks: int = 2
     steps: int = 60
     preparation: float = 0.4
-    two_doors: float = 0.5
+    two_doors: float = 0.25
 
     def __post_init__(self) -> None:
         for field, least in (("hiders", 1), ("seekers", 1), ("blocks", 1), ("steps", 1)):

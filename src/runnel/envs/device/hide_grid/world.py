@@ -14,7 +14,7 @@ from runnel.envs.device.base import ArrayEnv, Leaves
 from runnel.envs.device.detectors import detectors
 from runnel.envs.device.hide_grid.moves import NUM_ACTIONS, STAY, Board, Moves
 from runnel.envs.device.hide_grid.picture import picture
-from runnel.envs.device.hide_grid.plan import CELLS, SEEKERS, WIDTH, Sizes, draw
+from runnel.envs.device.hide_grid.plan import CELLS, NOWHERE, SEEKERS, WIDTH, Sizes, draw
 from runnel.envs.device.hide_grid.sight import Sight
 from runnel.envs.device.hide_grid.view import View
 from runnel.envs.device.team import TeamWorld
@@ -22,6 +22,9 @@ from runnel.envs.device.team import TeamWorld
 _COLUMNS = {"agents": "cells", "facing": "facing", "up": "up", "holds": "holds"}
 """Leaves of a state that moves take agent by agent, with their names there."""
 _MEASURES = 4
+"""Numbers of blocks and ladder that are taken at the end of preparation and again at the end of the episode."""
+CLOSED = "closed_prep"
+"""The share of episodes in which at the end of preparation a locked block stands in every door."""
 
 
 class HideAndSeekGrid(TeamWorld, ArrayEnv):
@@ -37,7 +40,7 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
     - Who steps against a block pushes it, where the cell behind it is free, also out of other hands. After preparation it also
       shoves who stands behind it, where the next cell is free: only a lock keeps a block in its place.
     - Who holds the block or the ladder in front takes it along: pushes, pulls, or slides it aside. One thing has one holder.
-    - What is locked cannot be moved. Only the team that locked it unlocks it.
+    - Who holds something can lock it. What is locked cannot be moved; only the team that locked it unlocks it.
     - Who stands on the ladder can step onto a wall or a block, and from there onto others; who steps off is down again.
       Nothing is moved or taken up that somebody stands on.
     - One sees within 67.5 degrees to both sides of where one looks, where no wall and no block is between. Who is up sees over
@@ -47,7 +50,7 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
     """
 
     name = "tensor:HideAndSeekGrid"
-    statistics = detectors("ladder")
+    statistics = (*detectors("ladder"), CLOSED)
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
         blocks: int = 2,
         steps: int = 60,
         preparation: float = 0.4,
-        two_doors: float = 0.5,
+        two_doors: float = 0.25,
     ) -> None:
         self.sizes = Sizes(hiders, seekers, blocks, steps, preparation, two_doors)
         self.max_steps = steps
@@ -80,7 +83,7 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
     def initial(self, num: int, generator: torch.Generator) -> Batch:
         state = draw(self.sizes, num, generator)
         zeros = torch.zeros(num, device=generator.device)
-        state |= {"seen": zeros.bool(), "earned": zeros, "ups": zeros, "prepared": zeros[:, None].repeat(1, _MEASURES)}
+        state |= {"seen": zeros.bool(), "earned": zeros, "ups": zeros, "prepared": zeros[:, None].repeat(1, _MEASURES + 1)}
         state["sees"] = self._sees(state)
         return state
 
@@ -139,7 +142,7 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
             "earned": state["earned"] + paid,
             "seen": state["seen"] | (seen & ~prep),
             "ups": state["ups"] + (after["up"].T[hiders:] & ~prep).sum(0),
-            "prepared": xp.where(done, self._measured(after), state["prepared"].T).T,
+            "prepared": xp.where(done, xp.stack((*self._measured(after), self._is_closed(after))), state["prepared"].T).T,
             "came_from": xp.where(done, after["things"].T, state["came_from"].T).T,
         }
 
@@ -153,10 +156,17 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
         locked = state["locks"].T > 0
         return xp.stack((xp.amax(moved[:blocks], 0), locked[:blocks].sum(0), moved[blocks], locked[blocks] * 1.0))
 
+    def _is_closed(self, state: Leaves) -> Array:
+        """1 where a locked block stands in every door, else 0. `[E]`"""
+        doors, blocks, xp = state["doors"].T, self.sizes.blocks, module_of(state["time"])
+        shut = (doors[:, None] == state["things"].T[:blocks]) & (state["locks"].T[:blocks] > 0)
+        closed = (shut.any(1) | (doors == NOWHERE)).all(0)
+        return xp.where(closed, 1.0, 0.0)
+
     def episode_statistics(self, state: Leaves) -> Leaves:
         """The numbers of `statistics` of episodes that end in `state`, `[E]` each."""
         before, now = state["prepared"].T, self._measured(state)
         steps = max(self.sizes.steps - self.sizes.prep_steps, 1) * self.sizes.seekers
         of_things = [x for k in range(_MEASURES) for x in (before[k], now[k])]
         rest = state["ups"] / steps, ~state["seen"], state["earned"], -state["earned"]
-        return dict(zip(self.statistics, (*of_things, *rest), strict=True))
+        return dict(zip(self.statistics, (*of_things, *rest, before[_MEASURES]), strict=True))
