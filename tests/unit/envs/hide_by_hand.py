@@ -180,7 +180,7 @@ class ByHand:
         return {
             **{f"{key}_prep": value for key, value in self.prepared.items()},
             **self._moved(),
-            "seekers_up": self.ups / main,
+            "seekers_high": self.ups / main,
             "unseen": float(not self.seen),
             "closed_prep": float(self.closed),
             "hider_return": float(self.earned),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 UNSEEN = "unseen"
 """1 where no seeker ever saw a hider in the main phase, else 0: its mean is a share of episodes."""
-SEEKERS_UP = "seekers_up"
+SEEKERS_HIGH = "seekers_high"
 """The share of the seekers' steps in the main phase that they made high up, on a wall or a box."""
 HIDERS, SEEKERS = "hider_return", "seeker_return"
 """The return of one hider, and of one seeker."""
@@ -26,4 +26,4 @@ def detectors(climbing: str = "ramp") -> tuple[str, ...]:
         for what in (f"max_{thing}_move", f"num_{thing}_lock")
         for when in ("_prep", "")
     ]
-    return (*of_things, SEEKERS_UP, UNSEEN, HIDERS, SEEKERS)
+    return (*of_things, SEEKERS_HIGH, UNSEEN, HIDERS, SEEKERS)
