@@ -102,7 +102,7 @@ def test_plays_step_by_step_as_one_world_in_plain_python(kwargs: dict[str, Any])
         happened["climbed"] += int((state["up"] & ~before["up"]).sum())
         happened["locked"] += int((state["locks"] > before["locks"]).sum())
         happened["paid"] += int((reward[:, 0] > 0).sum())
-    said = env.episode_statistics(state)
+    said = env.episode_stats(state)
     for w, hand in enumerate(hands):
         assert {k: pytest.approx(float(x[w]), abs=1e-5) for k, x in said.items()} == hand.statistics()
     happened["shoved"] = sum(hand.shoves for hand in hands)
@@ -218,8 +218,8 @@ def test_tensors_play_as_arrays_do() -> None:
         assert reward.dtype == torch.float32
         assert torch.equal(torch.from_numpy(env.observe(twin)[0]["obs"].copy()), env.observe(state)[0]["obs"].contiguous())
         assert np.array_equal(env.global_state(state).numpy(), env.global_state(twin))
-    for name, numbers in env.episode_statistics(state).items():
-        assert np.allclose(numbers.numpy(), env.episode_statistics(twin)[name]), name
+    for name, numbers in env.episode_stats(state).items():
+        assert np.allclose(numbers.numpy(), env.episode_stats(twin)[name]), name
 
 
 def test_the_global_state_tells_every_two_worlds_apart_that_play_differently() -> None:
@@ -246,7 +246,7 @@ def test_a_vector_says_the_numbers_of_each_episode() -> None:
         twin = env.transition(twin, [actions])[0]
         rows = {"hiders": actions[:, :2], "seekers": actions[:, 2:]}
         vector.send({policy: torch.from_numpy(x.reshape(-1).copy()) for policy, x in rows.items()})
-    found, said = vector.episodes(), env.episode_statistics(twin)
+    found, said = vector.episodes(), env.episode_stats(twin)
     assert len(found) == 3
     for world, episode in enumerate(found):
         assert dict(episode.statistics) == pytest.approx({k: float(x[world]) for k, x in said.items()})

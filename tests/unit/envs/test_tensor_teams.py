@@ -133,9 +133,7 @@ def test_goes_on_bit_for_bit_in_the_middle_of_episodes(make: Callable[[], Any], 
 class Counts(Chase):
     """`Chase` that says of each episode what its sum was at the end, and how many steps it had."""
 
-    statistics = ("sum", "steps")
-
-    def episode_statistics(self, state: Any) -> Any:
+    def episode_stats(self, state: Any) -> Any:
         return {"sum": state["sum"], "steps": state["t"]}
 
 
@@ -146,7 +144,7 @@ def test_a_world_says_numbers_of_its_episodes(in_tensors: bool) -> None:
     env: Any = Counts()
     if in_tensors:
         env = InTensors(env)
-        env.statistics, env.episode_statistics = Counts.statistics, Counts().episode_statistics
+        env.episode_stats = Counts().episode_stats
     first, second = (TensorTeam(env, 8, sides=sides(Chase, teams), seed=seed) for seed in (1, 2))
     rng, found = np.random.default_rng(0), []
     for step in range(40):

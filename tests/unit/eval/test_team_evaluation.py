@@ -55,6 +55,7 @@ def test_it_plays_exactly_so_many_episodes_and_tells_the_return_of_each_policy(n
 def test_what_a_world_says_of_its_episodes_is_told_but_of_those_that_were_cut(max_steps: int) -> None:
     """Nobody moves, so no box does; the hiders' return is that of their policy."""
     world = HideAndSeekGrid(steps=5)
+    stats = world.episode_stats(world.initial(1, torch.Generator()))
     sides = sides_of(team_routes(["hider_.*=hiders", "seeker_.*=seekers"]), world.spec)
     played = TeamEvaluation(
         lambda: TensorTeam(world, 4, sides=sides, seed=1),
@@ -68,7 +69,7 @@ def test_what_a_world_says_of_its_episodes_is_told_but_of_those_that_were_cut(ma
         assert extra["cut"] == [1.0] * 6
         assert not [key for key in extra if key.startswith("episode/")]
         return
-    assert {key for key in extra if key.startswith("episode/")} == {f"episode/{name}" for name in world.statistics}
+    assert {key for key in extra if key.startswith("episode/")} == {f"episode/{name}" for name in stats}
     assert extra["episode/max_box_move"] == [0.0] * 6
     assert extra["episode/hider_return"] == extra["return/hiders"]
     assert extra["episode/seeker_return"] == extra["return/seekers"]

@@ -67,10 +67,8 @@ class CountingTeam(TensorTeamEnv, Protocol):
     """A world that says numbers of a whole episode, beside what it paid (how far a box was moved). Each is a metric
     `episode/NAME` of training, and an `episode/NAME` of evaluations."""
 
-    statistics: tuple[str, ...]
-
-    def episode_statistics(self, state: Leaves) -> Leaves:
-        """The numbers of `statistics` of episodes that end in `state`, `[E]` each."""
+    def episode_stats(self, state: Leaves) -> Leaves:
+        """Numbers of episodes that end in `state`, `[E]` each, always under the same names."""
         ...
 
 
@@ -95,12 +93,8 @@ def in_numpy(env: TensorTeamEnv) -> TensorTeamEnv:
 class _InNumpy:
     """A world that takes tensors alone, for numpy arrays: the memory is the same."""
 
-    statistics: tuple[str, ...]
-
     def __init__(self, env: TensorTeamEnv) -> None:
         self._env = env
-        if isinstance(env, CountingTeam):
-            self.statistics = env.statistics
         self.name, self.spec, self.max_steps, self.state_spec = env.name, env.spec, env.max_steps, env.state_spec
 
     def initial(self, num: int, generator: torch.Generator) -> Batch:
@@ -120,9 +114,9 @@ class _InNumpy:
     def global_state(self, state: Leaves) -> Array:
         return self._env.global_state(_tensors(state)).numpy()
 
-    def episode_statistics(self, state: Leaves) -> Leaves:
+    def episode_stats(self, state: Leaves) -> Leaves:
         assert isinstance(self._env, CountingTeam), "only such a world is asked"
-        return _arrays(self._env.episode_statistics(_tensors(state)))
+        return _arrays(self._env.episode_stats(_tensors(state)))
 
 
 def _tensors(leaves: Leaves) -> Batch:

@@ -69,7 +69,8 @@ class TensorTeam:
         self._averages = {policy: [names.index(a) for a in side.agents] for policy, side in sides.items()}
         self._trained = [place for policy, side in sides.items() if side.trains for place in self._averages[policy]]
         self._actions = _Actions(env, self._rows, num_envs)
-        self._statistics = env.statistics if isinstance(env, CountingTeam) else ()
+        first = env.initial(1, torch.Generator())
+        self._statistics = tuple(env.episode_stats(first)) if isinstance(env, CountingTeam) else ()
         self._log = NumpyLog([*sides, *map(episode_metric, self._statistics)])
         self._most_records = max(MAX_RECORDS, min(num_envs, STEP_RECORDS)) if every_episode else MAX_RECORDS
         self._clock, self._next, self._used = 0, 0, 0
@@ -221,7 +222,7 @@ class TensorTeam:
         if not self._statistics:
             return []
         assert isinstance(self._env, CountingTeam)
-        found = self._env.episode_statistics({k: x[envs] for k, x in self._state.items()})
+        found = self._env.episode_stats({k: x[envs] for k, x in self._state.items()})
         return [found[name] for name in self._statistics]
 
     def _refill(self) -> None:

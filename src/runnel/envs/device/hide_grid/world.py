@@ -50,7 +50,6 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
     """
 
     name = "tensor:HideAndSeekGrid"
-    statistics = (*detectors("ladder"), CLOSED)
 
     def __init__(
         self,
@@ -163,10 +162,10 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
         closed = (shut.any(1) | (doors == NOWHERE)).all(0)
         return xp.where(closed, 1.0, 0.0)
 
-    def episode_statistics(self, state: Leaves) -> Leaves:
-        """The numbers of `statistics` of episodes that end in `state`, `[E]` each."""
+    def episode_stats(self, state: Leaves) -> Leaves:
+        """The detectors, and `CLOSED`, of episodes that end in `state`, `[E]` each."""
         before, now = state["prepared"].T, self._measured(state)
         steps = max(self.sizes.steps - self.sizes.prep_steps, 1) * self.sizes.seekers
         of_things = [x for k in range(_MEASURES) for x in (before[k], now[k])]
         rest = state["ups"] / steps, ~state["seen"], state["earned"], -state["earned"]
-        return dict(zip(self.statistics, (*of_things, *rest, before[_MEASURES]), strict=True))
+        return dict(zip((*detectors("ladder"), CLOSED), (*of_things, *rest, before[_MEASURES]), strict=True))
