@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.harness import RESULTS
 from benchmarks.learning import seeds, stages
@@ -55,18 +56,20 @@ def train(entry: Entry, seed: int, how: How) -> Row:
     run, spent = seeds.trained(f"hide-and-seek/{entry.key}", entry.recipe, entry.settings, seed, how)
     points, chance = stages.curve(run), stages.at_random(ENV, episodes=4096)
     claimed = stages.claims(points, chance, BUILT)
-    found = {"at_random": chance, "claims": {k: {"steps": p["steps"], "version": p["version"]} for k, p in claimed.items()}}
-    return {**found, **_judged(run.path, claimed, entry.settings["checkpoint"]["every"]), "curve": points, **spent}
+    firsts = {stage: {"steps": claim.first["steps"], "best_at": claim.best["steps"]} for stage, claim in claimed.items()}
+    judged = _judged(run.path, claimed, entry.settings["checkpoint"]["every"])
+    return {"at_random": chance, "claims": firsts, **judged, "curve": points, **spent}
 
 
-def _judged(path: object, claimed: Row, every: int) -> Row:
-    """The cross-table of the versions that are nearest to the claims."""
+def _judged(path: Path, claimed: dict[str, stages.Claim], every: int) -> Row:
+    """The cross-table of random play and the kept versions that are nearest to where each stage was at its best."""
     if "chase" not in claimed:
         return {}
-    versions = {stage: max(every, round(point["version"] / every) * every) for stage, point in claimed.items()}
-    players = {stages.RANDOM: "random"} | {k: f"run:{path}@{v}" for k, v in versions.items()}
+    kept = {stage: max(every, round(claim.best["version"] / every) * every) for stage, claim in claimed.items()}
+    players = {stages.RANDOM: "random"} | {stage: f"run:{path}@{version}" for stage, version in kept.items()}
     table = stages.cross_table(players, ENV, episodes=EPISODES, seed=100_000)
-    return {"cross": table.row(), "confirmed": stages.confirmed(table, "chase", "fort" if "fort" in claimed else None)}
+    found = stages.confirmed(table, "chase", "fort" if "fort" in claimed else None)
+    return {"versions": kept, "cross": table.row(), "confirmed": found}
 
 
 def table(_: Sequence[Row], rows: Sequence[Row]) -> str:
@@ -81,7 +84,7 @@ def table(_: Sequence[Row], rows: Sequence[Row]) -> str:
     for row in rows:
         parts.append(f"Seed {row['seed']} of {row['key']}:")
         parts += [stages.text_of(row["cross"])] if "cross" in row else []
-        parts.append(stages.curve_text(row["curve"], row["at_random"]))
+        parts.append(stages.curve_text(row["curve"], row["at_random"], more=("closed_prep", "seekers_high")))
     return "\n\n".join(parts)
 
 

@@ -59,13 +59,25 @@ def signatures(
         yield "fort"
 
 
-def claims(points: Sequence[Row], chance: Mapping[str, float], built: Mapping[str, float] = BUILT) -> dict[str, Row]:
-    """The first point of each stage that a curve reaches."""
-    found: dict[str, Row] = {}
+@dataclass(frozen=True)
+class Claim:
+    """A stage that a curve has reached: where its signature first held, and where its team was paid most while it held."""
+
+    first: Row
+    best: Row
+
+
+def claims(points: Sequence[Row], chance: Mapping[str, float], built: Mapping[str, float] = BUILT) -> dict[str, Claim]:
+    """The stages that a curve reaches, in their order; of a chase that comes back after a fort, nothing counts."""
+    found: dict[str, Claim] = {}
     best = -np.inf
     for point in points:
         for stage in signatures(point, chance, best, built):
-            found.setdefault(stage, point)
+            if stage == "chase" and "fort" in found:
+                continue
+            known, team = found.get(stage), SEEKERS if stage == "chase" else HIDERS
+            if known is None or point[team] > known.best[team]:
+                found[stage] = Claim(known.first if known else point, point)
         best = max(best, point[SEEKERS])
     return found
 
@@ -140,12 +152,13 @@ def at_random(env: str, *, kwargs: Mapping[str, Any] | None = None, episodes: in
     return {name: round(float(np.mean([e.statistics[name] for e in found])), 4) for name in found[0].statistics}
 
 
-SHOWN = (HIDERS, UNSEEN, "max_box_move_prep", "num_box_lock_prep", "max_box_move", "num_box_lock")
+SHOWN = (SEEKERS, UNSEEN, "max_box_move_prep", "num_box_lock_prep", "max_box_move", "num_box_lock")
 
 
-def curve_text(points: Sequence[Row], chance: Mapping[str, float], *, lines: int = 16) -> str:
-    """Some points of a curve in Markdown, with random play above them."""
+def curve_text(points: Sequence[Row], chance: Mapping[str, float], *, lines: int = 16, more: Sequence[str] = ()) -> str:
+    """Some points of a curve in Markdown, with random play above them; `more` detectors beside those that all worlds have."""
+    shown = (*SHOWN, *more)
     chosen = [points[i] for i in np.unique(np.linspace(0, len(points) - 1, lines).round().astype(int))]
-    text = [f"| steps | {' | '.join(f'`{name}`' for name in SHOWN)} |", "|" + " --- |" * (len(SHOWN) + 1)]
-    text.append(f"| at random | {' | '.join(f'{chance[name]:.2f}' for name in SHOWN)} |")
-    return "\n".join(text + [f"| {p['steps']:,} | {' | '.join(f'{p[name]:.2f}' for name in SHOWN)} |" for p in chosen])
+    text = [f"| steps | {' | '.join(f'`{name}`' for name in shown)} |", "|" + " --- |" * (len(shown) + 1)]
+    text.append(f"| at random | {' | '.join(f'{chance[name]:.2f}' for name in shown)} |")
+    return "\n".join(text + [f"| {p['steps']:,} | {' | '.join(f'{p[name]:.2f}' for name in shown)} |" for p in chosen])
