@@ -104,12 +104,13 @@ def cross_table(
     names = list(players)
     # as if they were partners, because those also play with themselves
     match = rl.match(dict(players), env, kwargs=kwargs, episodes=episodes, seed=seed, cross_play=True)
-    seat = list(match.seats).index("hider")
+    place = list(match.seats).index("hider")
     mean, half = (np.zeros((len(names), len(names))) for _ in range(2))
     for i, hider in enumerate(names):
         for j, seeker in enumerate(names):
-            (games,) = [g for g in match.games if g.players == (hider, seeker)]
-            returns = games.returns[:, seat]
+            sits = {"hider": hider, "seeker": seeker}
+            (games,) = [g for g in match.games if g.players == tuple(sits[seat] for seat in match.seats)]
+            returns = games.returns[:, place]
             mean[i, j], half[i, j] = returns.mean(), 1.96 * returns.std(ddof=1) / np.sqrt(len(returns))
     return CrossTable(tuple(names), mean.round(2).tolist(), half.round(2).tolist(), episodes)
 

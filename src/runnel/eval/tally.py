@@ -75,8 +75,14 @@ class Tally:
             if after is not None:
                 after(row)
             if episode.length <= self._max_steps:
-                more = {"channels": episode.channels, "statistics": episode.statistics}
-                self._found[row].append(EpisodeOutcome(episode.total, episode.length, by_policy=episode.by_policy, **more))
+                outcome = EpisodeOutcome(
+                    episode.total,
+                    episode.length,
+                    by_policy=episode.by_policy,
+                    channels=episode.channels,
+                    statistics=episode.statistics,
+                )
+                self._found[row].append(outcome)
             self._stuck.discard(row)
         for fault in vector.faults():
             row = fault["env"] - vector.index0
