@@ -40,7 +40,7 @@ class Entry:
 SETTINGS: Row = {
     "env": ENV,
     "teams": ("hider_.*=hiders", "seeker_.*=seekers"),
-    "total_steps": 5_000_000,
+    "total_steps": 8_000_000,
     "num_envs": 256,
     "num_steps": 60,
     "net": {"hidden": (64, 64), "activation": "relu"},
