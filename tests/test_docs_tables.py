@@ -136,7 +136,7 @@ def test_every_documented_metric_is_written_somewhere() -> None:
     """In a golden run, or by its name in the source; parts of names are made of `loss/{name}`, `faults/{kind}`."""
     golden = GOLDEN.read_text()
     source = "\n".join(p.read_text() for p in SOURCE.rglob("*.py"))
-    made = {"reward/NAME", "return/POLICY", "tasks/share/NAME", "tasks/advantage/NAME"}
+    made = {"reward/NAME", "return/POLICY", "episode/NAME", "tasks/share/NAME", "tasks/advantage/NAME"}
     made |= {"chat/success_by_turns/TURNS", "chat/tool_errors/KIND", "chat/ended/REASON"}
     gone = {
         name

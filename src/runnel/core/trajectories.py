@@ -83,6 +83,15 @@ def channel_metric(channel: str) -> str:
     return f"{'cost' if group == 'costs' else 'return'}/{name}"
 
 
+def episode_metric(name: str) -> str:
+    """The name of what a world says of a whole episode in metrics and evaluations.
+
+    >>> episode_metric("num_box_lock")
+    'episode/num_box_lock'
+    """
+    return f"episode/{name}"
+
+
 def trajectory_stream(
     env: EnvSpec,
     *,

@@ -20,7 +20,7 @@ from runnel.core.clock import Clock
 from runnel.core.disk import refused
 from runnel.core.errors import ConfigError, DiskError
 from runnel.core.state import State
-from runnel.core.trajectories import channel_metric
+from runnel.core.trajectories import channel_metric, episode_metric
 from runnel.core.user_code import brief, mistake
 from runnel.eval.statistics import summarise
 from runnel.eval.tally import incomplete
@@ -118,8 +118,9 @@ class Ledger:
         self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
         self._by_policy: dict[str, deque[float]] = {}
-        self._channels: dict[str, deque[float]] = {}
         """Recent returns of each policy, where several play together."""
+        self._channels: dict[str, deque[float]] = {}
+        """Recent sums of further rewards and costs, and other numbers of episodes, as metrics are called."""
         self._num_episodes = 0
         self._others: dict[str, float] = {}
         """Metrics of the last update of each trainer that does not lead, under its name."""
@@ -295,6 +296,8 @@ class Ledger:
             self._by_policy.setdefault(policy, deque(maxlen=RECENT_EPISODES)).append(total)
         for channel, total in event.get("channels", {}).items():
             self._channels.setdefault(channel_metric(channel), deque(maxlen=RECENT_EPISODES)).append(total)
+        for name, number in event.get("statistics", {}).items():
+            self._channels.setdefault(episode_metric(name), deque(maxlen=RECENT_EPISODES)).append(number)
         self._num_episodes += 1
         self._talks.add(event)
         self._call(self._callbacks.on_episode, event)

@@ -11,6 +11,7 @@ from runnel.envs.device.boards import ConnectFour, TicTacToe
 from runnel.envs.device.cartpole import CartPole
 from runnel.envs.device.grid import FourRooms
 from runnel.envs.device.hazard import GoalBeyondHazard
+from runnel.envs.device.hide_grid.world import HideAndSeekGrid
 from runnel.envs.device.hide_and_seek import HideAndSeek
 from runnel.envs.device.ladder import Ladder
 from runnel.envs.device.matrix import Climbing, MatrixGame, Penalty, RockPaperScissors, TwoStep
@@ -52,6 +53,7 @@ TENSOR_TEAMS: dict[str, type[TensorTeamEnv]] = {
     "TwoStep": TwoStep,
     "Meeting": Meeting,
     "HideAndSeek": HideAndSeek,
+    "HideAndSeekGrid": HideAndSeekGrid,
 }
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "FourRooms",
     "GoalBeyondHazard",
     "HideAndSeek",
+    "HideAndSeekGrid",
     "Kuhn",
     "Ladder",
     "Leduc",

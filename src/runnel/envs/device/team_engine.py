@@ -21,7 +21,7 @@ from runnel.core.state import State
 from runnel.core.trajectories import CLOCK
 from runnel.envs.device.base import Leaves
 from runnel.envs.device.episodes import carried, ended_episodes
-from runnel.envs.device.team import TensorTeamEnv
+from runnel.envs.device.team import CountingTeam, TensorTeamEnv
 from runnel.envs.device.team_columns import AskedRows, Playing, PolicyColumns, Shown, write_replies
 from runnel.envs.device.team_joined import Joined
 from runnel.envs.device.torch_engine import NEVER
@@ -31,7 +31,8 @@ from runnel.envs.team.global_state import SEEN, STATE, has_shared
 @dataclass
 class TeamPlayed:
     """The result of a segment: by policy the number of final observations; records of episodes (`ended_episodes`: the return of
-    the trained agents, then those of each policy); and by trained policy a number that is finite if all that it wrote is."""
+    the trained agents, those of each policy, then `TeamEngine.statistics`); and by trained policy a number that is finite if all
+    that it wrote is."""
 
     num_final: dict[str, int]
     records: tuple[Tensor, Tensor]
@@ -93,7 +94,11 @@ class TeamEngine:
         shape = num_envs, len(env.spec.agents)
         self._gone, self._acted = (torch.zeros(shape, dtype=torch.bool, device=self.device) for _ in range(2))
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
-        self._totals = [torch.zeros(num_envs, dtype=torch.float64, device=self.device) for _ in range(self._means.shape[1])]
+        first = env.initial(1, torch.Generator(device=self.device))
+        self.statistics = tuple(env.episode_stats(first)) if isinstance(env, CountingTeam) else ()
+        """Names of what the world says of whole episodes."""
+        sums = self._means.shape[1] + len(self.statistics)
+        self._totals = [torch.zeros(num_envs, dtype=torch.float64, device=self.device) for _ in range(sums)]
         self._state = Batch()
 
     def begin(self) -> None:
@@ -198,7 +203,7 @@ class TeamEngine:
             if last is not None:
                 num_final[policy] = columns.finals(part.arrays, *last)
             totals.append(columns.total(part, num_final[policy]))
-        return TeamPlayed(num_final, self._record(earned, over), torch.stack(totals))
+        return TeamPlayed(num_final, self._record(earned, over, self._counted(steps, over)), torch.stack(totals))
 
     def _last(self, steps: Sequence[_TeamStep], truncated: Tensor) -> tuple[Shown, Tensor | None]:
         """What is seen behind the steps that cut worlds, and which step of each that is (`PolicyColumns.finals`)."""
@@ -215,9 +220,18 @@ class TeamEngine:
         nobody = torch.zeros_like(gone)
         return self._see(state, nobody, gone, length), when
 
-    def _record(self, earned: Tensor, over: Tensor) -> tuple[Tensor, Tensor]:
+    def _counted(self, steps: Sequence[_TeamStep], over: Tensor) -> list[Tensor]:
+        """What the world says of the episodes that end, at their last step, and 0 at all others: so a sum over an episode is
+        that number. `[T, E]` each"""
+        if not self.statistics:
+            return []
+        assert isinstance(self.env, CountingTeam)
+        found = [self.env.episode_stats(step.following) for step in steps]
+        return [torch.stack([x[name] for x in found]).double() * over for name in self.statistics]
+
+    def _record(self, earned: Tensor, over: Tensor, counted: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Records of the episodes that ended. Updates sums and length of those that go on."""
-        rewards = (earned.double() @ self._means).unbind(-1)
+        rewards = [*(earned.double() @ self._means).unbind(-1), *counted]
         found = ended_episodes(rewards, over, self._totals, self._length)
         totals, length = carried(rewards, over, self._totals, self._length)
         for now, x in zip((*self._totals, self._length), (*totals, length), strict=True):

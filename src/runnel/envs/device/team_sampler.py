@@ -22,7 +22,7 @@ from runnel.core.records import Batch, Slot
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State, WorkerEvent
-from runnel.core.trajectories import REWARD, TASK_RETURN
+from runnel.core.trajectories import REWARD, TASK_RETURN, episode_metric
 from runnel.envs.device.episodes import records
 from runnel.envs.device.sampler import Report
 from runnel.envs.device.team_columns import Playing
@@ -213,7 +213,7 @@ class TeamSegmentSampler:
     # --------------------------------------------------------------------------------------------------- reports
     def _read(self, *, keep: int) -> None:
         """Turn all but the `keep` newest reports into events."""
-        policies = list(self._policies)
+        policies, statistics = list(self._policies), self.engine.statistics
         while len(self._reports) > keep:
             report = self._reports.pop(0).wait()
             for policy, total in zip(self._trained, report.total.tolist(), strict=True):
@@ -222,8 +222,12 @@ class TeamSegmentSampler:
                     raise NonFiniteError(f"obs, {REWARD} or an answer of the policy", self._num_steps, what)
             assert report.rows is not None
             assert report.count is not None
-            for e in records(report.rows[:, : int(report.count)], self.engine.index0, policies):
-                event = {"kind": "episode", "return": e.total, "length": e.length, "env": e.env, "by_policy": dict(e.channels)}
+            names = [*policies, *map(episode_metric, statistics)]
+            for e in records(report.rows[:, : int(report.count)], self.engine.index0, names):
+                event = {"kind": "episode", "return": e.total, "length": e.length, "env": e.env}
+                event["by_policy"] = {name: e.channels[name] for name in policies}
+                if statistics:
+                    event["statistics"] = {name: e.channels[episode_metric(name)] for name in statistics}
                 self._events.append(event)
 
     def waits_for(self) -> str:

@@ -6,6 +6,7 @@ There is no loop over environments: a step is one transition of all worlds, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,11 +16,11 @@ from runnel.core.checks import check_tensor_team
 from runnel.core.rng import make_seed
 from runnel.core.routes import Side
 from runnel.core.state import Array, State
-from runnel.core.trajectories import CLOCK
+from runnel.core.trajectories import CLOCK, episode_metric
 from runnel.envs.device.base import Leaves
 from runnel.envs.device.episodes import MAX_RECORDS, SEGMENT_RECORDS, STEP_RECORDS, NumpyLog
 from runnel.envs.device.numpy_engine import columnwise, plain
-from runnel.envs.device.team import TensorTeamEnv, in_numpy
+from runnel.envs.device.team import CountingTeam, TensorTeamEnv, in_numpy
 from runnel.envs.device.team_joined import Joined
 from runnel.envs.device.team_rows import Decision, Outcome, Seen, TeamRows
 from runnel.envs.device.torch_engine import NEVER
@@ -69,7 +70,9 @@ class TensorTeam:
         self._averages = {policy: [names.index(a) for a in side.agents] for policy, side in sides.items()}
         self._trained = [place for policy, side in sides.items() if side.trains for place in self._averages[policy]]
         self._actions = _Actions(env, self._rows, num_envs)
-        self._log = NumpyLog(list(sides))
+        first = env.initial(1, torch.Generator())
+        self._statistics = tuple(env.episode_stats(first)) if isinstance(env, CountingTeam) else ()
+        self._log = NumpyLog([*sides, *map(episode_metric, self._statistics)])
         self._most_records = max(MAX_RECORDS, min(num_envs, STEP_RECORDS)) if every_episode else SEGMENT_RECORDS
         self._clock, self._next, self._used = 0, 0, 0
         self._state: Leaves = {}
@@ -201,7 +204,7 @@ class TensorTeam:
             return
         totals = self._totals[envs]
         means = [totals[:, places].sum(axis=1) / len(places) for places in (self._trained, *self._averages.values())]
-        self._log.add(envs, self._steps()[envs], *means)
+        self._log.add(envs, self._steps()[envs], *means, *self._count(envs))
         self._totals[envs] = 0.0
         self._gone[envs], self._acted[envs] = False, False
         self._deadline[envs] = self._clock + self._limit
@@ -214,6 +217,14 @@ class TensorTeam:
             state[key][envs] = x[self._used : self._used + len(envs)]
         self._state = state
         self._used += len(envs)
+
+    def _count(self, envs: Array) -> list[Array]:
+        """What the world says of the episodes of `envs`, which end in its present state."""
+        if not self._statistics:
+            return []
+        assert isinstance(self._env, CountingTeam)
+        found = self._env.episode_stats({k: x[envs] for k, x in self._state.items()})
+        return [found[name] for name in self._statistics]
 
     def _refill(self) -> None:
         """Draw first states unless there are enough for all worlds. Called before each step."""
@@ -232,8 +243,12 @@ class TensorTeam:
     def episodes(self) -> list[Episode]:
         """Episodes that ended since the last call; of very many, evenly chosen ones: 100 (as many as a run's mean return is
         of), or with `every_episode` at least 256 and as many as there are worlds, up to 4,096."""
-        found = self._log.take(self.index0, self._most_records)
-        return [Episode(e.env, e.total, e.length, by_policy=e.channels) for e in found]
+        found = []
+        for e in self._log.take(self.index0, self._most_records):
+            by_policy = {policy: e.channels[policy] for policy in self.sides}
+            said = {name: e.channels[episode_metric(name)] for name in self._statistics}
+            found.append(replace(e, by_policy=by_policy, statistics=said, channels={}))
+        return found
 
     def faults(self) -> list[Fault]:
         return []
