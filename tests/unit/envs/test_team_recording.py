@@ -12,7 +12,7 @@ from tensor_worlds import Chase, sides
 from runnel.core.lineups import LINEUP, MEMBER
 from runnel.core.records import Batch, FieldSpec
 from runnel.core.trajectories import TASK_RETURN, trajectory_stream
-from runnel.envs.device import TENSOR_TEAMS
+from runnel.envs.device import TENSOR_TEAMS, HideAndSeek
 from runnel.envs.device.team_columns import Playing
 from runnel.envs.device.team_engine import TeamEngine
 from runnel.envs.segments import CarriedSums, reply_fields
@@ -71,7 +71,8 @@ def one_each(make: Any) -> tuple[str, ...]:
 def test_every_world_can_be_recorded(make: Any, shared: bool) -> None:
     mine = sides(make, one_each(make), shared=shared)
     engine = TeamEngine(make(), ENVS, sides=mine, seed=1)
-    config, nets = NetConfig(hidden=(8,)), {}
+    # what critics alone read of entities, only a network of entities takes
+    config, nets = NetConfig(hidden=(8,), entities="mean" if make is HideAndSeek else "none"), {}
     for policy, side in mine.items():
         body = central_body(side.spec, config, seed=1) if shared else build_body(side.spec, config, seed=1)
         nets[policy] = ActorCritic(side.spec, body, normalise_obs=True)

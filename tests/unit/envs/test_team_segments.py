@@ -30,6 +30,15 @@ HUNT = ("adversary_.*=hunters", "agent_.*=prey")
 SEATS = ("player_0=first", "player_1=second")
 ONE = (".*=shared",)
 MEMORY = {"state/h": ArraySpec((2,)), "state/n": ArraySpec((), torch.int64)}
+
+
+class Placed(Meeting):
+    """It says where its agents are when an episode ends."""
+
+    def episode_stats(self, state: Any) -> dict[str, Any]:
+        return {"left": state["place"][:, 0], "right": 2.0 * state["place"][:, 1]}
+
+
 CASES = {
     "early leavers, waits, cuts": (Chase, KINDS),
     "mixed columns": (Chase, ALONE),
@@ -41,6 +50,7 @@ CASES = {
     "actions of two parts": (partial(Reference, max_cycles=4), ONE),
     "two steps": (TwoStep, ONE),
     "continuous": (partial(Meeting, max_cycles=4), ("left=left", "right=right")),
+    "numbers of episodes": (partial(Placed, max_cycles=4), ("left=left", "right=right")),
     "rounds": (partial(MatrixGame, rounds=2), ONE),
 }
 
@@ -73,7 +83,7 @@ def parts_of(rows: Batch) -> Batch:
     return Batch(action=((u + 0.1 * obs.sin()).abs() * 49.0).long() % 50, logprob=u.log())
 
 
-POLICIES = {"actions of two parts": parts_of, "continuous": moving}
+POLICIES = {"actions of two parts": parts_of, "continuous": moving, "numbers of episodes": moving}
 
 
 class Setting:

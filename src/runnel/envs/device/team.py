@@ -72,6 +72,13 @@ class CountingTeam(TensorTeamEnv, Protocol):
         ...
 
 
+def statistics_of(env: TensorTeamEnv, device: torch.device | str = "cpu") -> tuple[str, ...]:
+    """The names of what a world says of whole episodes."""
+    if not isinstance(env, CountingTeam):
+        return ()
+    return tuple(env.episode_stats(env.initial(1, torch.Generator(device=device))))
+
+
 class TeamWorld:
     """What most worlds have in common: everybody decides at every step, and there is no global state but what the agents see.
     Worlds whose functions also take numpy arrays are `ArrayEnv`s, too."""

@@ -21,7 +21,7 @@ from runnel.core.state import State
 from runnel.core.trajectories import CLOCK
 from runnel.envs.device.base import Leaves
 from runnel.envs.device.episodes import carried, ended_episodes
-from runnel.envs.device.team import CountingTeam, TensorTeamEnv
+from runnel.envs.device.team import CountingTeam, TensorTeamEnv, statistics_of
 from runnel.envs.device.team_columns import AskedRows, Playing, PolicyColumns, Shown, write_replies
 from runnel.envs.device.team_joined import Joined
 from runnel.envs.device.torch_engine import NEVER
@@ -31,8 +31,8 @@ from runnel.envs.team.global_state import SEEN, STATE, has_shared
 @dataclass
 class TeamPlayed:
     """The result of a segment: by policy the number of final observations; records of episodes (`ended_episodes`: the return of
-    the trained agents, those of each policy, then `TeamEngine.statistics`); and by trained policy a number that is finite if all
-    that it wrote is."""
+    the trained agents, those of each policy, then `TeamEngine.statistics`); and by trained policy a number that is finite if
+    all that it wrote is."""
 
     num_final: dict[str, int]
     records: tuple[Tensor, Tensor]
@@ -94,8 +94,7 @@ class TeamEngine:
         shape = num_envs, len(env.spec.agents)
         self._gone, self._acted = (torch.zeros(shape, dtype=torch.bool, device=self.device) for _ in range(2))
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
-        first = env.initial(1, torch.Generator(device=self.device))
-        self.statistics = tuple(env.episode_stats(first)) if isinstance(env, CountingTeam) else ()
+        self.statistics = statistics_of(env, self.device)
         """Names of what the world says of whole episodes."""
         sums = self._means.shape[1] + len(self.statistics)
         self._totals = [torch.zeros(num_envs, dtype=torch.float64, device=self.device) for _ in range(sums)]

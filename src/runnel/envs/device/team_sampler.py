@@ -23,11 +23,12 @@ from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State, WorkerEvent
 from runnel.core.trajectories import REWARD, TASK_RETURN, episode_metric
-from runnel.envs.device.episodes import records
+from runnel.envs.device.episodes import of_team, records
 from runnel.envs.device.sampler import Report
 from runnel.envs.device.team_columns import Playing
 from runnel.envs.device.team_engine import TeamEngine, TeamPlayed
 from runnel.envs.device.torch_engine import Act
+from runnel.envs.sampler import episode_event
 from runnel.envs.segments import SMALLEST_NOISE, CarriedSums, check_rows, reply_fields
 from runnel.envs.team.sampler import TeamSampler
 from runnel.kernels.graphs import CudaGraphed
@@ -224,11 +225,7 @@ class TeamSegmentSampler:
             assert report.count is not None
             names = [*policies, *map(episode_metric, statistics)]
             for e in records(report.rows[:, : int(report.count)], self.engine.index0, names):
-                event = {"kind": "episode", "return": e.total, "length": e.length, "env": e.env}
-                event["by_policy"] = {name: e.channels[name] for name in policies}
-                if statistics:
-                    event["statistics"] = {name: e.channels[episode_metric(name)] for name in statistics}
-                self._events.append(event)
+                self._events.append(episode_event(of_team(e, policies, statistics)))
 
     def waits_for(self) -> str:
         return self._waits if self._by_step is None else self._by_step.waits_for()

@@ -6,7 +6,6 @@ There is no loop over environments: a step is one transition of all worlds, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,9 +17,9 @@ from runnel.core.routes import Side
 from runnel.core.state import Array, State
 from runnel.core.trajectories import CLOCK, episode_metric
 from runnel.envs.device.base import Leaves
-from runnel.envs.device.episodes import MAX_RECORDS, SEGMENT_RECORDS, STEP_RECORDS, NumpyLog
+from runnel.envs.device.episodes import MAX_RECORDS, SEGMENT_RECORDS, STEP_RECORDS, NumpyLog, of_team
 from runnel.envs.device.numpy_engine import columnwise, plain
-from runnel.envs.device.team import CountingTeam, TensorTeamEnv, in_numpy
+from runnel.envs.device.team import CountingTeam, TensorTeamEnv, in_numpy, statistics_of
 from runnel.envs.device.team_joined import Joined
 from runnel.envs.device.team_rows import Decision, Outcome, Seen, TeamRows
 from runnel.envs.device.torch_engine import NEVER
@@ -70,8 +69,7 @@ class TensorTeam:
         self._averages = {policy: [names.index(a) for a in side.agents] for policy, side in sides.items()}
         self._trained = [place for policy, side in sides.items() if side.trains for place in self._averages[policy]]
         self._actions = _Actions(env, self._rows, num_envs)
-        first = env.initial(1, torch.Generator())
-        self._statistics = tuple(env.episode_stats(first)) if isinstance(env, CountingTeam) else ()
+        self._statistics = statistics_of(env)
         self._log = NumpyLog([*sides, *map(episode_metric, self._statistics)])
         self._most_records = max(MAX_RECORDS, min(num_envs, STEP_RECORDS)) if every_episode else SEGMENT_RECORDS
         self._clock, self._next, self._used = 0, 0, 0
@@ -243,12 +241,8 @@ class TensorTeam:
     def episodes(self) -> list[Episode]:
         """Episodes that ended since the last call; of very many, evenly chosen ones: 100 (as many as a run's mean return is
         of), or with `every_episode` at least 256 and as many as there are worlds, up to 4,096."""
-        found = []
-        for e in self._log.take(self.index0, self._most_records):
-            by_policy = {policy: e.channels[policy] for policy in self.sides}
-            said = {name: e.channels[episode_metric(name)] for name in self._statistics}
-            found.append(replace(e, by_policy=by_policy, statistics=said, channels={}))
-        return found
+        found = self._log.take(self.index0, self._most_records)
+        return [of_team(e, list(self.sides), self._statistics) for e in found]
 
     def faults(self) -> list[Fault]:
         return []

@@ -6,6 +6,7 @@ direction is one addition, and nothing has to ask whether a cell is on the board
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,5 +157,10 @@ def _cell(place: Tensor) -> Tensor:
 
 def _words(ground: Tensor) -> Tensor:
     """Where walls are, as bits. `[num, WORDS]`"""
-    of_cells = torch.from_numpy(bits()).to(ground.device)
-    return ((ground == WALL).long().unsqueeze(1) * of_cells).sum(2)
+    return ((ground == WALL).long().unsqueeze(1) * _bits_on(ground.device)).sum(2)
+
+
+@functools.cache
+def _bits_on(device: torch.device) -> Tensor:
+    """`bits` on a device: made at the first call, because a CUDA graph cannot record a constant that comes from the host."""
+    return torch.from_numpy(bits()).to(device)
