@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from golden_cases import Case, Settings, merged
 from tiny_recipes import ON_ROLLOUTS, ROLLOUTS, SMALL_LM, TWO_STEPS
 from tiny_slices import SLICES
@@ -13,12 +15,15 @@ ON_GIVEN_PAIRS = ("dpo", "simpo", "cpo", "orpo", "rrhf", "reward_model")
 ON_PAIRS = {"total_updates": 3, "learner": LETTERS["learner"]}
 PASSES = {"learner": {"num_epochs": 2, "num_minibatches": 2, "micro_batch_tokens": 64}}
 """Several optimiser steps a batch: before the second, ratios are 1 and nothing is clipped."""
-TALK = merged({k: v for k, v in GRPO.items() if k != "task"}, {"chat": "field_tasks:Talking", "max_turns": 2, "max_tokens": 2})
+ENVIRONMENTS = Path(__file__).parents[1] / "unit/run/field_tasks.py"
+TALK = merged(
+    {k: v for k, v in GRPO.items() if k != "task"}, {"chat": f"{ENVIRONMENTS}:Talking", "max_turns": 2, "max_tokens": 2}
+)
 """Conversations of two turns, in which every message has a reward of its own."""
 CALLS = merged(
     TALK,
     {
-        "chat": "field_tasks:Asking",
+        "chat": f"{ENVIRONMENTS}:Asking",
         "max_turns": 3,
         "max_tokens": 80,
         "warmup_updates": 2,
