@@ -71,8 +71,9 @@ CALCULATOR: Row = {
     "warmup_updates": 6,
     "total_updates": 36,
     "eval": {"every": 6, "episodes": 256, "samples": 2},
-    # the rate of the first updates counts: with the default, which lets it rise over 20 updates, six of imitation move nothing
-    "learner": {"lr": 1e-5, "sft_lr": 2e-5, "warmup_updates": 0},
+    # the rate of the first updates counts: with the default, which lets it rise over 20 updates, six of imitation move nothing.
+    # what the model says is spread over many words at first, which bfloat16 rounds differently in engine and learner
+    "learner": {"lr": 1e-5, "sft_lr": 2e-5, "warmup_updates": 0, "max_mismatch": 5e-3},
 }
 SMALL: Row = {
     **CALCULATOR,
@@ -80,7 +81,6 @@ SMALL: Row = {
     "group_size": 4,
     "total_updates": 18,
     "eval": {"every": 6, "episodes": 32, "samples": 1},
-    # on a processor, engine and learner add up in other orders than on a GPU, which bfloat16 shows more
     "learner": {"lr": 2e-5, "sft_lr": 2e-5, "warmup_updates": 0, "precision": "bfloat16", "max_mismatch": 5e-3},
     "engine": {"precision": "bfloat16"},
     "placement": {"threads": 1},
@@ -114,13 +114,8 @@ BANDIT: Row = {
 
 def still(settings: Row, **more: Any) -> Row:
     """The model as it is: one small update at a learning rate of 0, and its evaluation."""
-    size = {
-        "num_prompts": 1,
-        "group_size": 2,
-        "total_updates": 1,
-        "learner": {"lr": 0.0},
-        "eval": {**settings["eval"], "every": 0},
-    }
+    learner = {k: v for k, v in settings["learner"].items() if k == "precision"} | {"lr": 0.0, "max_mismatch": 1e-2}
+    size = {"num_prompts": 1, "group_size": 2, "total_updates": 1, "learner": learner, "eval": {**settings["eval"], "every": 0}}
     return {k: v for k, v in {**settings, **size, **more}.items() if k not in ("demo_rows", "warmup_updates")}
 
 
@@ -129,6 +124,7 @@ LEARNERS = (
     Learner("calculator", UNTRAINED, "grpo", still(CALCULATOR)),
     Learner("calculator", ALONE, "grpo", still(CALCULATOR, data={"settings": ("level=1", "tools=false")})),
     Learner("calculator", "grpo", "grpo", CALCULATOR),
+    Learner("calculator", f"{UNTRAINED}, small", "grpo", still(SMALL)),
     Learner("calculator", "grpo, small", "grpo", SMALL),
     Learner("frozenlake", UNTRAINED, "grpo", still(LAKE)),
     Learner("frozenlake", "grpo", "grpo", LAKE),
