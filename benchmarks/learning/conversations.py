@@ -1,7 +1,9 @@
 """What models learn in conversations of several turns: a tool, a world in words, and credit that finds the turn that mattered.
 
 python -m benchmarks.learning.conversations --only 'bandit: *' --seeds 1 2 3 4 5
-python -m benchmarks.learning.conversations --only 'calculator*' 'frozenlake*' --device cuda --at-once 4 --minutes 9
+python -m benchmarks.learning.conversations --only 'calculator: *small'
+python -m benchmarks.learning.conversations --only 'calculator: grpo' 'frozenlake: g*' --device cuda --at-once 5 --minutes 9
+python -m benchmarks.learning.conversations --only '*: untrained' '*without the tool' --seeds 1 --device cuda --at-once 4
 python -m benchmarks.learning.conversations --table
 
 A model imitates scripted conversations for a few updates, and then learns by reinforcement. What it achieves on held-out tasks
@@ -9,8 +11,9 @@ is told without any training, after the imitation, and at the end. A seed that h
 again, and one that was cut goes on. Settings were found on seed 11, which the table leaves out. Players that do not learn (at
 random, and by the world's own script) play the same held-out tasks.
 
-All of `calculator` and `frozenlake` on one GPU takes the second line some three times: a run takes 3 to 7 minutes of an H200
-alone, there are 15 of them, and `--minutes` ends each call before the limit of a job.
+The third line is nine runs of SmolLM2-135M on one GPU. Alone, a run of `frozenlake` took 3 to 7 minutes of an H200. `--minutes`
+ends a call before the limit of a job, and the same line goes on; the others take minutes (on two processor cores: the first
+line 5, the second 8 for each seed).
 """
 
 from __future__ import annotations
