@@ -6,12 +6,14 @@ Up to a number of episodes between two readings, all are returned; of more, that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from runnel.core.state import Array, State
+from runnel.core.trajectories import episode_metric
 from runnel.envs.vector.contract import Episode
 
 MAX_RECORDS = 256
@@ -112,6 +114,12 @@ def records(columns: Array | Tensor, index0: int, channels: Sequence[str] = ()) 
         Episode(int(e) + index0, total, int(n), channels=dict(zip(channels, sums, strict=True)))
         for e, total, n, *sums in columns.T.tolist()
     ]
+
+
+def of_team(e: Episode, policies: Sequence[str], statistics: Sequence[str]) -> Episode:
+    """An episode of several agents, whose channels are the return of each policy and what its world says of it."""
+    said = {name: e.channels[episode_metric(name)] for name in statistics}
+    return replace(e, by_policy={policy: e.channels[policy] for policy in policies}, statistics=said, channels={})
 
 
 def ended_episodes(rewards: Sequence[Tensor], over: Tensor, totals: Sequence[Tensor], length: Tensor) -> tuple[Tensor, Tensor]:
