@@ -255,7 +255,7 @@ def prompt_graph(
         room=task.room(c.new_tasks, c.data) if c.new_tasks.capacity else None,
         policy=lambda: task.policy(temperature=c.learner.temperature),
         export=task.export,
-        look=partial(task.look, demos=bool(c.warmup_updates or c.mixed_rows)),
+        look=lambda: [*_slow_imitation(c), *task.look(demos=bool(c.warmup_updates or c.mixed_rows))],
         disk=None if algorithm is None else lambda: task.disk(c.learner, algorithm(task).needs),
     )
 
@@ -290,6 +290,20 @@ def _learner(
         weight = c.mixed_rows / (c.num_prompts * c.group_size)
         algorithms[MIXED] = SupervisedFineTuning(coef=weight, name="imitation")
     return task.learner(c.learner, algorithms, ranks, reference)
+
+
+def _slow_imitation(c: PromptConfig) -> list[str]:
+    """What to tell of a warm-up by demonstrations that is over before the learning rate has risen to a half. In a run that is
+    itself shorter than that rise, nothing is learned anyway."""
+    num, rise = c.warmup_updates, c.learner.warmup_updates
+    if not 0 < 2 * num < rise or (c.total_updates is not None and c.total_updates <= rise):
+        return []
+    full = sum(range(1, num + 1)) / rise
+    return [
+        f"imitation may teach little: its warmup_updates = {num} come while the learning rate rises from 0 over "
+        f"learner.warmup_updates = {rise}, and move as much as {full:.2g} updates at learner.sft_lr would; lower "
+        "learner.warmup_updates (0: the full rate from the start), or raise warmup_updates"
+    ]
 
 
 def _check_fresh(c: PromptConfig, algorithm: Algorithm) -> None:

@@ -155,3 +155,20 @@ def test_engines_of_a_deterministic_run_give_the_same_bits_whoever_runs_beside()
 def test_vllm_batches_by_timing_and_is_refused_in_a_deterministic_run() -> None:
     with pytest.raises(rl.ConfigError, match=r"^engine\.kind = 'vllm'.*timing.*native"):
         build("grpo", deterministic=True, engine={"kind": "vllm"})
+
+
+def test_an_imitation_that_ends_before_the_learning_rate_has_risen_is_told() -> None:
+    """Six updates of a rate that rises over 20: (1 + 2 + ... + 6) / 20 of a full one."""
+
+    def told(**settings: Any) -> list[str]:
+        more = {"total_updates": 60, **settings}
+        return [text for text in build("grpo", task="reverse", **more).look() if "imitation" in text]
+
+    (text,) = told(warmup_updates=6)
+    assert "warmup_updates = 6" in text
+    assert "learner.warmup_updates = 20" in text
+    assert "as much as 1.1 updates at learner.sft_lr" in text
+    assert not told(warmup_updates=6, learner={"warmup_updates": 0})
+    assert not told(warmup_updates=10)
+    assert not told()
+    assert not told(warmup_updates=6, total_updates=20), "a run that is a first try is not told so"
