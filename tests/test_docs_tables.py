@@ -125,7 +125,9 @@ def test_every_metric_of_the_golden_runs_is_documented() -> None:
         "main/",
     )  # of teams and of self-play: `sender/kl` is `kl` of one policy
     written = {next((name.removeprefix(m) for m in members if name.startswith(m)), name) for name in written}
-    named = ("reward/", "return/", "cost/", "cost_in_batch/", "multiplier/")  # one for each name: `NAME` on the page
+    # one for each name: `NAME` on the page
+    named = ("reward/", "return/", "cost/", "cost_in_batch/", "multiplier/")
+    named = (*named, "chat/ended/", "chat/success_by_turns/", "chat/tool_errors/")
     missing = {name for name in written - known if not name.startswith(named)}
     assert not missing, f"docs/reference/metrics.md says nothing of {sorted(missing)}"
 
@@ -134,7 +136,7 @@ def test_every_documented_metric_is_written_somewhere() -> None:
     """In a golden run, or by its name in the source; parts of names are made of `loss/{name}`, `faults/{kind}`."""
     golden = GOLDEN.read_text()
     source = "\n".join(p.read_text() for p in SOURCE.rglob("*.py"))
-    made = {"reward/NAME", "return/POLICY", "tasks/share/NAME", "tasks/advantage/NAME"}
+    made = {"reward/NAME", "return/POLICY", "episode/NAME", "tasks/share/NAME", "tasks/advantage/NAME"}
     made |= {"chat/success_by_turns/TURNS", "chat/tool_errors/KIND", "chat/ended/REASON"}
     gone = {
         name

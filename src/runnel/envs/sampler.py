@@ -40,7 +40,7 @@ _NAP_S, _PATIENCE_S = 5e-5, 1.0
 def episode_event(e: Episode) -> WorkerEvent:
     """A finished episode, as the ledger takes it."""
     event = {"kind": "episode", "return": e.total, "length": e.length, "env": e.env}
-    return event | {name: dict(found) for name in ("by_policy", "channels") if (found := getattr(e, name))}
+    return event | {name: dict(found) for name in ("by_policy", "channels", "statistics") if (found := getattr(e, name))}
 
 
 def give_tasks(out: StepOut, source: TaskSource, sequence: int, history: Mapping[str, Tensor]) -> None:

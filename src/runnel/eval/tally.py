@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from runnel.core.contracts.evaluation import EvalResult, ResultTable
 from runnel.core.errors import DataError
-from runnel.core.trajectories import channel_metric
+from runnel.core.trajectories import channel_metric, episode_metric
 from runnel.envs.team.contract import TeamVector
 from runnel.envs.vector import Fault, VectorEnv
 from runnel.eval.statistics import summarise
@@ -19,7 +19,8 @@ OF_CHANNELS = "Sums of an episode"
 @dataclass(frozen=True)
 class EpisodeOutcome:
     """The result of an episode. `cut`: at the step limit of the evaluation. `crashed`: it has no return. `by_policy`: the
-    return of each policy of a team. `channels`: the sums of further rewards and of costs."""
+    return of each policy of a team. `channels`: the sums of further rewards and of costs. `statistics`: what a world says of
+    the episode, but of one that was cut."""
 
     total: float
     length: int
@@ -27,6 +28,7 @@ class EpisodeOutcome:
     crashed: bool = False
     by_policy: Mapping[str, float] = field(default_factory=dict)
     channels: Mapping[str, float] = field(default_factory=dict)
+    statistics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Tally:
@@ -73,7 +75,13 @@ class Tally:
             if after is not None:
                 after(row)
             if episode.length <= self._max_steps:
-                outcome = EpisodeOutcome(episode.total, episode.length, by_policy=episode.by_policy, channels=episode.channels)
+                outcome = EpisodeOutcome(
+                    episode.total,
+                    episode.length,
+                    by_policy=episode.by_policy,
+                    channels=episode.channels,
+                    statistics=episode.statistics,
+                )
                 self._found[row].append(outcome)
             self._stuck.discard(row)
         for fault in vector.faults():
@@ -112,6 +120,8 @@ def result_of(outcomes: Sequence[EpisodeOutcome], faults: Sequence[Fault] = ()) 
     extra = {"length": [float(o.length) for o in whole]}
     extra |= {f"return/{policy}": [o.by_policy[policy] for o in whole] for policy in whole[0].by_policy}
     extra |= {channel_metric(name): [o.channels[name] for o in whole] for name in whole[0].channels}
+    told = [o.statistics for o in whole if not o.cut]
+    extra |= {episode_metric(name): [numbers[name] for numbers in told] for name in (told[0] if told else ())}
     sums = {name: extra[name] for name in map(channel_metric, whole[0].channels)}
     if len(whole[0].by_policy) > 1:
         extra |= {f"win_rate/{policy}": [_won(o.by_policy, policy) for o in whole] for policy in whole[0].by_policy}

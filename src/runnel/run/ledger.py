@@ -20,7 +20,7 @@ from runnel.core.clock import Clock
 from runnel.core.disk import refused
 from runnel.core.errors import ConfigError, DiskError
 from runnel.core.state import State
-from runnel.core.trajectories import channel_metric
+from runnel.core.trajectories import channel_metric, episode_metric
 from runnel.core.user_code import brief, mistake
 from runnel.eval.statistics import summarise
 from runnel.eval.tally import incomplete
@@ -118,8 +118,9 @@ class Ledger:
         self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
         self._by_policy: dict[str, deque[float]] = {}
-        self._channels: dict[str, deque[float]] = {}
         """Recent returns of each policy, where several play together."""
+        self._channels: dict[str, deque[float]] = {}
+        """Recent sums of further rewards and costs, and other numbers of episodes, as metrics are called."""
         self._num_episodes = 0
         self._others: dict[str, float] = {}
         """Metrics of the last update of each trainer that does not lead, under its name."""
@@ -248,7 +249,8 @@ class Ledger:
                 self._trouble(f"{kind} {mistake(event['error'])}", text)
             elif kind == "call_retried":
                 self._faults[kind] = self._faults.get(kind, 0) + 1
-                text = f"{event['worker']}: a reward was called again: {event['reason']} {event['prompt']}"
+                what = event.get("what", "a reward was called again")
+                text = f"{event['worker']}: {what}: {event['reason']} {event['prompt']}"
                 self._trouble(f"{kind} {mistake(event['reason'])}", text)
             else:
                 self.note(f"{event['worker']}: {event['text']}", level=event.get("level", "info"))
@@ -294,6 +296,8 @@ class Ledger:
             self._by_policy.setdefault(policy, deque(maxlen=RECENT_EPISODES)).append(total)
         for channel, total in event.get("channels", {}).items():
             self._channels.setdefault(channel_metric(channel), deque(maxlen=RECENT_EPISODES)).append(total)
+        for name, number in event.get("statistics", {}).items():
+            self._channels.setdefault(episode_metric(name), deque(maxlen=RECENT_EPISODES)).append(number)
         self._num_episodes += 1
         self._talks.add(event)
         self._call(self._callbacks.on_episode, event)
@@ -310,7 +314,7 @@ class Ledger:
         self._counts.add(self.version, self.steps, self.tokens)
         due = self.version % self._log_every == 0 or self.progress >= 1.0
         beside = self._beside()
-        metrics = self._mean(event["metrics"], due) | beside
+        metrics = self._mean(event["metrics"], due) | event.get("counted", {}) | beside
         row = {k: event[k] for k in ("kind", "version", "steps", "tokens", "progress", "sample_ids")}
         before = self.stop_reason
         try:  # the callback comes before the row is written, because the row holds what the callback logs
@@ -333,7 +337,8 @@ class Ledger:
         name = event["worker"]
         self.streams = {**self.streams, **event["streams"]}
         self._others = {k: v for k, v in self._others.items() if not k.startswith(f"{name}/")}
-        self._others |= {f"{name}/{k}": v for k, v in {**event["metrics"], "version": float(event["version"])}.items()}
+        numbers = {**event["metrics"], **event.get("counted", {}), "version": float(event["version"])}
+        self._others |= {f"{name}/{k}": v for k, v in numbers.items()}
 
     def _beside(self) -> dict[str, float]:
         """Metrics beside those of the learner: other trainers, recent episodes, faults, weight checks of engines."""

@@ -50,12 +50,12 @@ HUNT = ("adversary_.*=hunters", "agent_.*=prey")
                 (partial(Chase, known=True), KINDS),
                 (Leduc, ("player_0=first", "player_1=second")),
                 (TicTacToe, ONE),
-                (partial(Spread, N=2, max_cycles=3), ONE),
                 (TwoStep, ONE),
                 (partial(MatrixGame, rounds=2), ONE),
             )
         ),
-        # numpy and torch round these differently
+        # numpy and torch round these differently, on some processors
+        (partial(Spread, N=2, max_cycles=3), ONE, False),
         (partial(Tag, max_cycles=3), HUNT, False),
         (partial(Reference, max_cycles=4), ONE, False),
     ],
@@ -130,6 +130,45 @@ def test_goes_on_bit_for_bit_in_the_middle_of_episodes(make: Callable[[], Any], 
     assert first.episodes() == second.episodes()
 
 
+class Counts(Chase):
+    """`Chase` that says of each episode what its sum was at the end, and how many steps it had."""
+
+    def episode_stats(self, state: Any) -> Any:
+        return {"sum": state["sum"], "steps": state["t"]}
+
+
+@pytest.mark.parametrize("in_tensors", [False, True])
+def test_a_world_says_numbers_of_its_episodes(in_tensors: bool) -> None:
+    """Each episode has those of its last state, also where a policy has the name of a number, and after a resume."""
+    teams = ("cat_.*=sum", "mouse_.*=mice")
+    env: Any = Counts()
+    if in_tensors:
+        env = InTensors(env)
+        env.episode_stats = Counts().episode_stats
+    first, second = (TensorTeam(env, 8, sides=sides(Chase, teams), seed=seed) for seed in (1, 2))
+    rng, found = np.random.default_rng(0), []
+    for step in range(40):
+        sums, actions = first._state["sum"], legal_actions(first, rng)
+        total = sums + np.stack([actions[policy].numpy().reshape(8, 2) for policy in ("sum", "mice")]).sum((0, 2))
+        first.send(actions)
+        if step == 20:  # with episodes in the log that nobody has read
+            second.restore(first.snapshot())
+            said = first.episodes()
+            assert second.episodes() == said
+            found += said
+        elif step != 19:
+            said = first.episodes()
+            for e in said:
+                # who waits plays nothing, so the sum may be less than what was played
+                assert 1 <= e.statistics["sum"] <= total[e.env]
+            found += said
+    assert len(found) > 30
+    assert all(e.statistics["steps"] == e.length for e in found)
+    assert {tuple(e.statistics) for e in found} == {("sum", "steps")}
+    assert all(set(e.by_policy) == {"sum", "mice"} for e in found)
+    assert {len(e.channels) for e in found} == {0}
+
+
 def test_first_states_come_from_the_seed_and_the_number_of_the_first_world() -> None:
     def begins(seed: int, index0: int = 0, reset: int | None = None) -> list[Any]:
         vector = TensorTeam(Spread(), 4, sides=sides(Spread, ONE), seed=seed, index0=index0)
@@ -165,7 +204,7 @@ def test_every_world_passes_its_checks_and_looks_the_same_in_numpy_and_in_tensor
         for vector in vectors:
             vector.send(actions)
         for first, second in zip(*(vector.outs.values() for vector in vectors), strict=True):
-            assert torch.allclose(first.obs["obs"], second.obs["obs"], atol=2e-5)
+            assert all(torch.allclose(x, second.obs[key], atol=2e-5) for key, x in first.obs.items())
             assert torch.allclose(first.reward, second.reward, atol=2e-5)
             assert torch.equal(first.terminated | first.truncated, second.terminated | second.truncated)
 

@@ -16,6 +16,7 @@ from team_envs import Leaver, Turns
 from runnel.core.records import Batch
 from runnel.core.routes import sides_of, team_routes
 from runnel.core.spaces import ArraySpec
+from runnel.envs.device import HideAndSeekGrid, TensorTeam
 from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.serial import SerialTeam
 from runnel.eval.tally import EpisodeOutcome, result_of
@@ -48,6 +49,31 @@ def test_it_plays_exactly_so_many_episodes_and_tells_the_return_of_each_policy(n
     won = {"win_rate/early": [0.0] * 5, "win_rate/late": [1.0] * 5}
     assert result.extra == {"length": [5.0] * 5, "return/early": [2.0] * 5, "return/late": [5.0] * 5, **won}
     played.close()
+
+
+@pytest.mark.parametrize("max_steps", [100, 3])
+def test_what_a_world_says_of_its_episodes_is_told_but_of_those_that_were_cut(max_steps: int) -> None:
+    """Nobody moves, so no box does; the hiders' return is that of their policy."""
+    world = HideAndSeekGrid(steps=5)
+    stats = world.episode_stats(world.initial(1, torch.Generator()))
+    sides = sides_of(team_routes(["hider_.*=hiders", "seeker_.*=seekers"]), world.spec)
+    played = TeamEvaluation(
+        lambda: TensorTeam(world, 4, sides=sides, seed=1),
+        episodes=6,
+        seed=3,
+        noise_sizes=dict.fromkeys(sides, 1),
+        max_steps=max_steps,
+    )
+    extra = played.run({"policy": FakeClient(zeros)}, round_index=0).extra  # type: ignore[dict-item]
+    if max_steps < 5:
+        assert extra["cut"] == [1.0] * 6
+        assert not [key for key in extra if key.startswith("episode/")]
+        return
+    assert {key for key in extra if key.startswith("episode/")} == {f"episode/{name}" for name in stats}
+    assert extra["episode/max_box_move"] == [0.0] * 6
+    assert extra["episode/hider_return"] == extra["return/hiders"]
+    assert extra["episode/seeker_return"] == extra["return/seekers"]
+    assert set(extra["return/hiders"]) <= {-3.0, -1.0, 1.0, 3.0}
 
 
 def test_an_episode_is_cut_at_the_limit_and_counts_with_what_it_got() -> None:

@@ -62,6 +62,16 @@ class TensorTeamEnv(Protocol):
         ...
 
 
+@runtime_checkable
+class CountingTeam(TensorTeamEnv, Protocol):
+    """A world that says numbers of a whole episode, beside what it paid (how far a box was moved). Each is a metric
+    `episode/NAME` of training, and an `episode/NAME` of evaluations."""
+
+    def episode_stats(self, state: Leaves) -> Leaves:
+        """Numbers of episodes that end in `state`, `[E]` each, always under the same names."""
+        ...
+
+
 class TeamWorld:
     """What most worlds have in common: everybody decides at every step, and there is no global state but what the agents see.
     Worlds whose functions also take numpy arrays are `ArrayEnv`s, too."""
@@ -103,6 +113,10 @@ class _InNumpy:
 
     def global_state(self, state: Leaves) -> Array:
         return self._env.global_state(_tensors(state)).numpy()
+
+    def episode_stats(self, state: Leaves) -> Leaves:
+        assert isinstance(self._env, CountingTeam), "only such a world is asked"
+        return _arrays(self._env.episode_stats(_tensors(state)))
 
 
 def _tensors(leaves: Leaves) -> Batch:

@@ -14,6 +14,7 @@ from runnel.core.errors import ConfigError, NonFiniteError
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ArraySpec
 from runnel.core.state import State, WorkerEvent
+from runnel.envs.sampler import episode_event
 from runnel.envs.segments import SegmentWriter
 from runnel.envs.team.contract import TeamVector
 from runnel.envs.team.lane import PolicyLane, TeamLane
@@ -101,8 +102,7 @@ class TeamSampler:
         lane.end_round()
         self._events.extend(lane.vector.faults())
         for e in lane.vector.episodes():
-            event = {"kind": "episode", "return": e.total, "length": e.length, "env": e.env, "by_policy": dict(e.by_policy)}
-            self._events.append(event)
+            self._events.append(episode_event(e))
 
     def _check_finite(self, lane: TeamLane, part: PolicyLane, segment: SegmentWriter) -> None:
         bad = segment.first_bad()

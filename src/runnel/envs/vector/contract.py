@@ -35,7 +35,8 @@ class Episode:
     """A finished episode of environment `env`: the sum of its rewards and its number of steps.
 
     With several agents these are means: `total` over the agents that are trained, `by_policy` over those of each policy.
-    `channels` are the sums of further rewards and of costs, by field (`costs/hazard`).
+    `channels` are the sums of further rewards and of costs, by field (`costs/hazard`). `statistics` are further numbers of
+    the episode, where a world says some (`envs/device/team.py`).
     """
 
     env: int
@@ -43,6 +44,7 @@ class Episode:
     length: int
     by_policy: Mapping[str, float] = field(default_factory=dict)
     channels: Mapping[str, float] = field(default_factory=dict)
+    statistics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
