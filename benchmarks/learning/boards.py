@@ -178,7 +178,7 @@ def lines_lost(mine: Move) -> int:
 PPO: Row = {"num_epochs": 4, "num_minibatches": 4, "gamma": 1.0, "entropy_coef": 0.03}
 FOUR: Row = {"num_epochs": 3, "num_minibatches": 16, "lr": "linear(1e-3, 2e-5)", "entropy_coef": 0.02}
 FOUR |= {"gamma": 0.95, "gae_lambda": 0.8}
-"""Where all outcomes count alike, whoever is winning has no reason to win at once; a discount teaches threats much sooner."""
+"""With a discount of 1 whoever is winning has no reason to win at once. docs/guides/self-play.md says what else was tried."""
 ENTRIES = (
     Entry(
         "tic-tac-toe",

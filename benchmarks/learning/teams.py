@@ -177,7 +177,7 @@ VALUES: Row = {"gamma": 0.9, "lr": "linear(2e-3, 0)", "batch_size": 512, "target
 SLOW: Row = {"total_steps": 2_500_000, "num_envs": 32, "num_steps": 50, "net": {"hidden": (128, 128), "activation": "tanh"}}
 SLOW |= {"ppo": {**PPO, "lr": "linear(7e-4, 0)"}}
 """For an environment that is stepped in Python, world after world."""
-SHORT: Row = {**ON_POLICY, "total_steps": 2_000_000}
+SHORT: Row = {**ON_POLICY, "total_steps": 1_000_000}
 CENTRAL: Row = {**PPO, "critic_lr": "linear(2e-3, 0)"}
 IN_MPE2: Row = {"total_steps": 100_000, "num_envs": 16, "num_steps": 25}
 """Short runs, in which recipes stand beside each other at equal steps."""
@@ -189,10 +189,10 @@ LEARNERS = (
     Learner("spread", "vdn", "vdn", {**REPLAY, "qmix": VALUES}, {"": -12.0}),
     Learner("spread", "qmix", "qmix", {**REPLAY, "qmix": VALUES}, {"": -16.0}),
     Learner("spread", "independent_q", "independent_q", {**REPLAY, "qmix": VALUES}, {"": -12.7}),
-    Learner("spread", "ippo-2M", "ippo", {**SHORT, "ppo": PPO}),
-    Learner("spread", "mappo-2M", "mappo", {**SHORT, "ppo": PPO}),
-    Learner("spread", "happo-2M", "happo", {**SHORT, "happo": CENTRAL}),
-    Learner("spread", "mat-2M", "mat", {**SHORT, "ppo": {**PPO, "lr": "linear(1e-3, 0)"}}),
+    Learner("spread", "ippo-1M", "ippo", {**SHORT, "ppo": PPO}),
+    Learner("spread", "mappo-1M", "mappo", {**SHORT, "ppo": PPO}),
+    Learner("spread", "happo-1M", "happo", {**SHORT, "happo": CENTRAL}),
+    Learner("spread", "mat-1M", "mat", {**SHORT, "ppo": {**PPO, "lr": "linear(1e-3, 0)"}}),
     Learner("spread of boxes", "ippo", "ippo", {**IN_MPE2, "net": NETS, "ppo": {**PPO, "entropy_coef": 0.0}}),
     Learner("spread of boxes", "masac", "masac", {**IN_MPE2, "update_ratio": 0.1, "masac": {"gamma": 0.9}}),
     Learner("reference", "mappo", "mappo", {**ON_POLICY, "ppo": PPO}, {"": -11.0}),
