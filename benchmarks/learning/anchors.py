@@ -15,6 +15,7 @@ from scipy.optimize import linear_sum_assignment
 Obs = Mapping[str, Any]
 Player = Callable[[Obs], dict[str, Any]]
 LEFT, RIGHT, DOWN, UP = 1, 2, 3, 4
+NUM_MOVES = 5
 COAST = 0.3
 """How far a particle still drifts, in units of its speed: steps of 0.1, of which each keeps three quarters of the speed."""
 
@@ -54,6 +55,11 @@ def share_out() -> Player:
         return {a: steer(ways[i, goals[a]], obs[a][:2]) for i, a in enumerate(agents)}
 
     return act
+
+
+def as_boxes(player: Player) -> Player:
+    """The same player where a move is a box: all of one push, and nothing of the others."""
+    return lambda obs: {agent: np.eye(NUM_MOVES, dtype=np.float32)[move] for agent, move in player(obs).items()}
 
 
 def tell_and_walk() -> Player:

@@ -57,12 +57,14 @@ CONNECT_FOUR = Board("tensor:ConnectFour", "connect_four", 6, 7, falls=True)
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of self-play. `opponents` are by name the player, the games, and the random moves before a game."""
+    """A run of self-play. `opponents` are by name the player, the games, and the random moves before a game. With `curve_games`
+    the checkpoints on the way are judged too, by so many games against each opponent, other ones than those at the end."""
 
     key: str
     board: Board
     settings: Row
     opponents: dict[str, tuple[Callable[[int], Move], int, int]]
+    curve_games: int = 0
 
 
 # ---------------------------------------------------------------------------------------------------------------- players
@@ -174,6 +176,9 @@ def lines_lost(mine: Move) -> int:
 
 
 PPO: Row = {"num_epochs": 4, "num_minibatches": 4, "gamma": 1.0, "entropy_coef": 0.03}
+FOUR: Row = {"num_epochs": 3, "num_minibatches": 16, "lr": "linear(1e-3, 2e-5)", "entropy_coef": 0.02}
+FOUR |= {"gamma": 0.95, "gae_lambda": 0.8}
+"""With a discount of 1 whoever is winning has no reason to win at once. docs/guides/self-play.md says what else was tried."""
 ENTRIES = (
     Entry(
         "tic-tac-toe",
@@ -192,14 +197,16 @@ ENTRIES = (
         "connect four",
         CONNECT_FOUR,
         {
-            "total_steps": 20_000_000,
+            "total_steps": 5_000_000,
             "num_envs": 256,
-            "num_steps": 64,
-            "net": {"hidden": (256, 256)},
-            "ppo": PPO,
-            "pool": {"every": 25, "size": 16, "pick": "pfsp", "openings": 2},
+            "num_steps": 32,
+            "net": {"hidden": (256, 256), "activation": "relu"},
+            "ppo": FOUR,
+            "pool": {"every": 100, "size": 8, "pick": "pfsp", "latest": 0.95, "openings": 4},
+            "checkpoint": {"every": 61, "keep": 100},
         },
         {"at random": (at_random, 400, 2), "MCTS, 50 simulations": (tree_search, 400, 2)},
+        curve_games=200,
     ),
 )
 
@@ -208,29 +215,60 @@ def train(entry: Entry, seed: int, how: How) -> Row:
     """Train one seed, and play it against all opponents."""
     name = f"boards/{entry.key.replace(' ', '-')}"
     run, spent = seeds.trained(name, "selfplay", {"env": entry.board.env, **entry.settings}, seed, how)
-    return {**judge(entry, run.path), **spent}
+    return {**judge(entry, run), **spent}
 
 
-def judge(entry: Entry, folder: Any) -> Row:
+def judge(entry: Entry, run: rl.Run) -> Row:
     """Games of a finished run against each opponent."""
-    mine = learned(entry.board, rl.load(folder))
-    games = {
-        name: play(entry.board, mine, make(7), games=num, opening=opening, seed=100_000)
-        for name, (make, num, opening) in entry.opponents.items()
+    policy = rl.load(run.path)
+    mine = learned(entry.board, policy)
+    found: Row = {
+        "games": {
+            name: play(entry.board, mine, make(7), games=num, opening=opening, seed=100_000)
+            for name, (make, num, opening) in entry.opponents.items()
+        }
     }
-    return {"games": games, **({"lines_lost": lines_lost(mine)} if entry.board is TIC_TAC_TOE else {})}
+    if entry.board is TIC_TAC_TOE:
+        found["lines_lost"] = lines_lost(mine)
+    return {**found, "curve": curve(entry, run, policy)} if entry.curve_games else found
+
+
+def curve(entry: Entry, run: rl.Run, policy: Any) -> list[Row]:
+    """Each checkpoint of a run: its steps, and the share of games that it wins against each opponent. `policy` is made to play
+    as it did then."""
+    (net,) = {id(each.net): each.net for each in policy.policies.values()}.values()
+    steps, found = {row["version"]: row["steps"] for row in run.rows()}, []
+    for version in sorted(int(path.name) for path in (run.path / "checkpoints").iterdir()):
+        net.load_state_dict(rl.run.stored_params(f"run:{run.path}@{version}"))
+        mine = learned(entry.board, policy)
+        won = {}
+        for name, (make, _, opening) in entry.opponents.items():
+            by_seat = play(entry.board, mine, make(8), games=entry.curve_games, opening=opening, seed=200_000).values()
+            won[name] = sum(wins for wins, _, _ in by_seat) / entry.curve_games
+        found.append({"steps": steps[version], "won": won})
+    return found
 
 
 def table(_: Sequence[Row], rows: Sequence[Row]) -> str:
     """Each seed from both seats: wins, draws, losses; and together the share of points, a draw being half a win."""
-    lines = ["| game | seed | opponent | first: won, drawn, lost | second | points | steps | minutes |", "|" + " --- |" * 8]
+    head = ("game", "seed", "opponent", "first: won, drawn, lost", "second", "points", "steps", "minutes of CPU")
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for row in rows:
         for name, by_seat in row["games"].items():
             first, second = by_seat["first"], by_seat["second"]
             points = sum(w + d / 2 for w, d, _ in (first, second)) / sum(first + second)
             cells = [row["key"], row["seed"], name, " ".join(map(str, first)), " ".join(map(str, second))]
-            lines.append(f"| {' | '.join(map(str, cells))} | {points:.3f} | {row['steps']:,} | {row['wall_s'] / 60:.1f} |")
-    return "\n".join(lines)
+            lines.append(f"| {' | '.join(map(str, cells))} | {points:.3f} | {row['steps']:,} | {row['cpu_s'] / 60:.1f} |")
+    return "\n".join([*lines, *(line for row in rows if "curve" in row for line in _curve(row))])
+
+
+def _curve(row: Row) -> list[str]:
+    """The curve of one seed as a table: how much was won when."""
+    names = list(row["curve"][0]["won"])
+    lines = ["", f"Share of games won on the way, {row['key']}, seed {row['seed']}:", ""]
+    lines += [f"| steps | {' | '.join(names)} |", "|" + " --- |" * (1 + len(names))]
+    lines += [f"| {at['steps']:,} | " + " | ".join(f"{at['won'][n]:.2f}" for n in names) + " |" for at in row["curve"]]
+    return lines
 
 
 if __name__ == "__main__":

@@ -60,13 +60,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Learner:
-    """A recipe with its settings on a task, and the return that it is asked to reach there, before each judge."""
+    """A recipe with its settings on a task, and the return that it is asked to reach there, before each judge; none where it
+    only stands beside others of as many steps."""
 
     task: str
     name: str
     recipe: str
     settings: Row
-    goals: dict[str, float]
+    goals: dict[str, float] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -77,6 +78,12 @@ def spread() -> Any:
     from mpe2 import simple_spread_v3
 
     return simple_spread_v3.parallel_env()
+
+
+def spread_of_boxes() -> Any:
+    from mpe2 import simple_spread_v3
+
+    return simple_spread_v3.parallel_env(**BOXES)
 
 
 def reference() -> Any:
@@ -91,6 +98,7 @@ def tag() -> Any:
     return simple_tag_v3.parallel_env()
 
 
+BOXES = {"continuous_actions": True}
 FORAGING, COMMON = "lbforaging:Foraging-8x8-2p-2f-coop-v3", {"common_reward": True}
 
 
@@ -117,6 +125,14 @@ TASKS = {
             spread,
             "mean over three agents of mpe2's own return in 25 steps",
             {"": both(spread, anchors.share_out)},
+        ),
+        Task(
+            "spread of boxes",
+            "pettingzoo:mpe2.simple_spread_v3",
+            spread_of_boxes,
+            "as spread, with continuous pushes: it trains in mpe2 itself",
+            {"": both(spread_of_boxes, lambda: anchors.as_boxes(anchors.share_out()))},
+            env_kwargs=BOXES,
         ),
         Task(
             "reference",
@@ -161,6 +177,10 @@ VALUES: Row = {"gamma": 0.9, "lr": "linear(2e-3, 0)", "batch_size": 512, "target
 SLOW: Row = {"total_steps": 2_500_000, "num_envs": 32, "num_steps": 50, "net": {"hidden": (128, 128), "activation": "tanh"}}
 SLOW |= {"ppo": {**PPO, "lr": "linear(7e-4, 0)"}}
 """For an environment that is stepped in Python, world after world."""
+SHORT: Row = {**ON_POLICY, "total_steps": 1_000_000}
+CENTRAL: Row = {**PPO, "critic_lr": "linear(2e-3, 0)"}
+IN_MPE2: Row = {"total_steps": 100_000, "num_envs": 16, "num_steps": 25}
+"""Short runs, in which recipes stand beside each other at equal steps."""
 TWO_SIDES: Row = {**ON_POLICY, "total_steps": 8_000_000, "num_envs": 512, "ppo": {**PPO, "num_minibatches": 8}}
 TWO_SIDES |= {"teams": ("adversary_.*=hunters", "agent_.*=prey")}
 LEARNERS = (
@@ -169,6 +189,12 @@ LEARNERS = (
     Learner("spread", "vdn", "vdn", {**REPLAY, "qmix": VALUES}, {"": -12.0}),
     Learner("spread", "qmix", "qmix", {**REPLAY, "qmix": VALUES}, {"": -16.0}),
     Learner("spread", "independent_q", "independent_q", {**REPLAY, "qmix": VALUES}, {"": -12.7}),
+    Learner("spread", "ippo-1M", "ippo", {**SHORT, "ppo": PPO}),
+    Learner("spread", "mappo-1M", "mappo", {**SHORT, "ppo": PPO}),
+    Learner("spread", "happo-1M", "happo", {**SHORT, "happo": CENTRAL}),
+    Learner("spread", "mat-1M", "mat", {**SHORT, "ppo": {**PPO, "lr": "linear(1e-3, 0)"}}),
+    Learner("spread of boxes", "ippo", "ippo", {**IN_MPE2, "net": NETS, "ppo": {**PPO, "entropy_coef": 0.0}}),
+    Learner("spread of boxes", "masac", "masac", {**IN_MPE2, "update_ratio": 0.1, "masac": {"gamma": 0.9}}),
     Learner("reference", "mappo", "mappo", {**ON_POLICY, "ppo": PPO}, {"": -11.0}),
     Learner("reference", "ippo", "ippo", {**ON_POLICY, "ppo": PPO}, {"": -11.0}),
     Learner("tag", "mappo", "mappo", TWO_SIDES, {FLEES: 27.0, STRAYS: 62.0, CHASED: -29.0}),
@@ -183,7 +209,7 @@ def train(learner: Learner, seed: int, how: How) -> Row:
     """Train one seed, and play it in the environment of others."""
     task = TASKS[learner.task]
     settings = {**learner.settings, "env": task.env, "env_kwargs": task.env_kwargs}
-    run, spent = seeds.trained(f"teams/{learner.task}-{learner.name}", learner.recipe, settings, seed, how)
+    run, spent = seeds.trained(f"teams/{learner.task.replace(' ', '-')}-{learner.name}", learner.recipe, settings, seed, how)
     policy = rl.load(run.path)
     found = {judge.name: task.play(judge, lambda obs: policy.act(obs)) for judge in task.judges}
     return {"returns": found, **spent}
@@ -223,7 +249,7 @@ def _line(learner: Learner, rows: Sequence[Row], judge: str) -> str:
     mean, half = map(float, mean_interval(means)) if len(rows) > 1 else (means[0], None)
     together = f"{mean:.2f}" if half is None else f"{mean:.2f} ± {half:.2f}"
     minutes = np.mean([row["cpu_s"] for row in rows]) / 60
-    goal = f"> {learner.goals[judge]:g}"
+    goal = f"> {learner.goals[judge]:g}" if learner.goals else ""
     cells = [_named(learner.key, judge), each, together, goal, f"{rows[0]['steps']:,}", f"{minutes:.1f}"]
     return f"| {' | '.join(cells)} |"
 
