@@ -33,7 +33,7 @@ from runnel.graphs.prompts import PromptConfig
 from runnel.run import registry
 from runnel.run.export import EXPORTS
 from runnel.run.live_settings import live_owners
-from runnel.run.names import ALGORITHMS, PIPELINES, list_pipelines, list_recipes, list_tasks
+from runnel.run.names import ALGORITHMS, PIPELINES, TOOLS, list_pipelines, list_recipes, list_tasks, list_worlds
 from runnel.track.sinks.make import SINKS
 from runnel.track.status import STATUSES
 
@@ -272,6 +272,8 @@ TABLES: dict[str, Callable[..., str]] = {
     "algorithms": named("algorithm", lambda: ALGORITHMS),
     "environments": named("`--env`", lambda: KNOWN),
     "tasks": named("`--task`", list_tasks),
+    "conversations": named("`--chat`", list_worlds),
+    "tools": named("`--tools`", lambda: TOOLS),
     "statuses": lambda page: table(["word", "meaning"], [[code(k), text] for k, text in STATUSES.items()]),
     "commands": commands,
     "extras": extras,

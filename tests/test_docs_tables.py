@@ -125,7 +125,9 @@ def test_every_metric_of_the_golden_runs_is_documented() -> None:
         "main/",
     )  # of teams and of self-play: `sender/kl` is `kl` of one policy
     written = {next((name.removeprefix(m) for m in members if name.startswith(m)), name) for name in written}
-    named = ("reward/", "return/", "cost/", "cost_in_batch/", "multiplier/")  # one for each name: `NAME` on the page
+    # one for each name: `NAME` on the page
+    named = ("reward/", "return/", "cost/", "cost_in_batch/", "multiplier/")
+    named = (*named, "chat/ended/", "chat/success_by_turns/", "chat/tool_errors/")
     missing = {name for name in written - known if not name.startswith(named)}
     assert not missing, f"docs/reference/metrics.md says nothing of {sorted(missing)}"
 

@@ -9,30 +9,30 @@ from tiny_slices import SLICES
 LETTERS: Settings = {k: SLICES["grpo"][1][k] for k in ("task", "learner")}
 """A task on which every completion has a reward of its own: for the recipes' own task a new model gets none."""
 GRPO = merged(ROLLOUTS, LETTERS, {"total_updates": 3, "group_size": 4})
+ON_GIVEN_PAIRS = ("dpo", "simpo", "cpo", "orpo", "rrhf", "reward_model")
 ON_PAIRS = {"total_updates": 3, "learner": LETTERS["learner"]}
 PASSES = {"learner": {"num_epochs": 2, "num_minibatches": 2, "micro_batch_tokens": 64}}
 """Several optimiser steps a batch: before the second, ratios are 1 and nothing is clipped."""
-TALK = merged(
-    {k: v for k, v in GRPO.items() if k != "task"}, {"chat": "bandit", "max_turns": 2, "max_tokens": 2, "total_updates": 3}
-)
-"""Conversations of two turns."""
+TALK = merged({k: v for k, v in GRPO.items() if k != "task"}, {"chat": "field_tasks:Talking", "max_turns": 2, "max_tokens": 2})
+"""Conversations of two turns, in which every message has a reward of its own."""
 CALLS = merged(
     TALK,
     {
-        "chat": "calculator",
+        "chat": "field_tasks:Asking",
         "max_turns": 3,
         "max_tokens": 80,
         "warmup_updates": 2,
+        "total_updates": 4,
         "demo_rows": 2,
         "lm": {"max_positions": 1024},
     },
 )
 """Conversations with a tool, imitated before they are played."""
-FRESH = ("reinforce", "rloo", "remax")
+FRESH = ("reinforce", "rloo", "remax", "oreal")
 """They take one step a batch."""
 RECIPES: dict[str, Settings] = {
     **dict.fromkeys(ON_ROLLOUTS, GRPO),
-    **{name: merged(TWO_STEPS[name], ON_PAIRS) for name in ("sft", "dpo", "reward_model")},
+    **{name: merged(TWO_STEPS[name], ON_PAIRS) for name in ("sft", *ON_GIVEN_PAIRS)},
     "make_pairs": merged(TWO_STEPS["make_pairs"], {"task": LETTERS["task"], "group_size": 4}),
     "reverse": merged(TWO_STEPS["reverse"], LETTERS, {"total_updates": 4, "group_size": 4}),
 }
@@ -43,6 +43,7 @@ FORMS: dict[str, tuple[str, Settings]] = {
         merged(GRPO, {"grpo": {"kl_coef": 0.1}, "learner": {"reference_every": 2, "reference_decay": 0.5}, "total_updates": 4}),
     ),
     "grpo reference workers": ("grpo", merged(GRPO, {"grpo": {"kl_coef": 0.1}, "placement": {"reference_workers": 1}})),
+    "dpo ipo": ("dpo", merged(TWO_STEPS["dpo"], ON_PAIRS, {"dpo": {"loss": "ipo"}})),
     **{f"{name} passes": (name, merged(GRPO, PASSES)) for name in ON_ROLLOUTS if name not in FRESH},
     "grpo adapters": ("grpo", merged(GRPO, {"learner": {"lora": {"rank": 2}}})),
     "grpo recompute": ("grpo", merged(GRPO, {"learner": {"recompute": "block"}})),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,8 @@ ROLLOUTS: dict[str, dict[str, Any]] = {
     "decoupled": {"decoupled": {"proximal": "loglinear"}},
     "token_ppo": {"ppo": {"critic_warmup": 3}, "learner": LEARNER | {"critic_lr": 3e-3, "num_minibatches": 2}},
     "online_dpo": {},
+    "rebel": {},
+    "inpo": {},
 }
 
 
@@ -60,6 +64,38 @@ def test_a_policy_algorithm_raises_the_reward(recipe: str, tmp_path: Path) -> No
     assert sum(score >= 0.5 for score in found) == 2, found
 
 
+FAMILY: dict[str, dict[str, Any]] = {
+    "dr_grpo": {"grpo": {"normalise": "batch", "dual_clip": 3.0}},
+    "reinforce_plus_plus": {},
+    "cispo": {},
+    "topr": {},
+    "opmd": {},
+    "pacs": {"pacs": {"beta": 0.3}},
+    "oreal": {},
+    "a_lol": {},
+    "raft": {},
+    "kl_cov": {"learner": LEARNER | {"num_minibatches": 2}},
+    "ppo_max": {"ppo_max": {"macro": 2}, "learner": LEARNER | {"critic_lr": 3e-3}},
+}
+
+
+def test_the_family_goes_on_from_imitation(tmp_path: Path) -> None:
+    """A model that imitates digits and letters alike answers with some of both. From there each algorithm has 15 updates of 32
+    completions, on one seed: the share of digits in samples rises from at most 0.5 to at least 0.75, and in greedy answers to
+    unseen prompts to at least 0.8. (The lowest that was seen on seed 1 is 0.85, and 1.0.)"""
+    sft = {**TINY, "task": MIXED, "learner": LEARNER | {"lr": 1e-2}, "demo_rows": 32, "total_updates": 15}
+    shared = {**TINY, "model": "{sft}/model", "num_prompts": 4, "group_size": 8, "total_updates": 15, "learner": LEARNER}
+    del shared["lm"]
+    stages = [rl.Stage(recipe, recipe, shared | own) for recipe, own in FAMILY.items()]
+    _, *runs = rl.run_pipeline([rl.Stage("sft", "sft", sft), *stages], out=tmp_path)
+    for recipe, run in zip(FAMILY, runs, strict=True):
+        sampled = [row["metrics"]["reward/mean"] for row in run.rows()]
+        assert run.eval is not None
+        assert sampled[0] <= 0.5, (recipe, sampled)
+        assert np.mean(sampled[-3:]) >= 0.75, (recipe, sampled)
+        assert run.eval["mean"] >= 0.8, (recipe, run.eval["mean"])
+
+
 def write_pairs(path: Path) -> str:
     """Answers of random digits are preferred to answers of random letters."""
     rng = np.random.default_rng(0)
@@ -69,22 +105,45 @@ def write_pairs(path: Path) -> str:
     return str(path)
 
 
-def test_dpo_prefers_digits_after_imitating_both(tmp_path: Path) -> None:
-    """A model that imitates digits and letters alike answers with digits after 40 updates of DPO: the share of digits in
+MIXED = f"{Path(__file__).parent / 'digits_task.py'}:make_mixed_task"
+PREFERENCES: dict[str, dict[str, Any]] = {
+    "dpo": {},
+    "dpo, ipo": {"dpo": {"loss": "ipo"}},
+    # at 3e-3 both answers become unlikely, and others likely: nothing holds the policy
+    "simpo": {"learner": LEARNER | {"lr": 3e-4}},
+    "cpo": {},
+    "orpo": {"orpo": {"odds_coef": 1.0}},
+    "rrhf": {},
+}
+
+
+@pytest.fixture(scope="module")
+def imitated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], rl.Run]:
+    """By seed, a model that imitates digits and letters alike."""
+
+    @functools.cache
+    def of(seed: int) -> rl.Run:
+        out = str(tmp_path_factory.mktemp("imitated"))
+        settings = {**TINY, "task": MIXED, "learner": {**LEARNER, "lr": 1e-2}, "eval": {"episodes": 0}, "demo_rows": 32}
+        return rl.train("sft", seed=seed, out=out, total_updates=60, **settings)
+
+    return of
+
+
+@pytest.mark.parametrize("name", list(PREFERENCES))
+def test_digits_are_preferred_after_imitating_both(name: str, imitated: Callable[[int], rl.Run], tmp_path: Path) -> None:
+    """A model that imitates digits and letters alike answers with digits after 40 updates on pairs: the share of digits in
     samples rises from about a half to at least 0.9, on 2 of 3 seeds."""
-    pairs, mixed = str(tmp_path / "p.jsonl"), f"{Path(__file__).parent / 'digits_task.py'}:make_mixed_task"
+    pairs = str(tmp_path / "p.jsonl")
     append_pairs(pairs, [Pair(f"{a}{b}", "123456", "abcdef") for a in "abcdefgh" for b in "jklnop"])
     found = []
     for seed in (1, 2, 3):
-        shared = {**TINY, "seed": seed, "task": mixed, "learner": LEARNER, "eval": {"episodes": 0}}
-        sft = {**shared, "learner": {**LEARNER, "lr": 1e-2}, "demo_rows": 32, "total_updates": 60}
-        del shared["lm"]
-        stages = [
-            rl.Stage("sft", "sft", sft),
-            rl.Stage("dpo", "dpo", {**shared, "model": "{sft}/model", "pairs": pairs, "num_pairs": 16, "total_updates": 40}),
-        ]
-        runs = rl.run_pipeline(stages, out=tmp_path / str(seed))
-        found.append([digits_of(run) for run in runs])
+        before = imitated(seed)
+        settings = {**TINY, "seed": seed, "task": MIXED, "learner": LEARNER, "eval": {"episodes": 0}} | PREFERENCES[name]
+        del settings["lm"]
+        recipe, model = name.partition(",")[0], str(before.path / "model")
+        after = rl.train(recipe, out=str(tmp_path), model=model, pairs=pairs, num_pairs=16, total_updates=40, **settings)
+        found.append([digits_of(before), digits_of(after)])
         if sum(after >= 0.9 for _, after in found) == 2:
             break
     assert np.mean([before for before, _ in found]) <= 0.8, found

@@ -45,7 +45,8 @@ def trained() -> dict[str, Any]:
         "turns": [first["turns"][0], {**first["turns"][1], "row": 1, "state": 2}],
     }
     messages = [{"role": "system", "content": "You answer."}, {"role": "user", "content": "Is it?"}]
-    return {"version": 3, "task_id": -1, "source": "guess", "prompt": "x", "messages": messages, "rows": [first, forked]}
+    head = {"version": 3, "task_id": -1, "source": "guess", "agent": "speaker", "weights": {"exact": 1.0, "win": -2.0}}
+    return {**head, "prompt": "x", "messages": messages, "rows": [first, forked]}
 
 
 def played(number: int, reason: str) -> dict[str, Any]:
@@ -62,7 +63,8 @@ def played(number: int, reason: str) -> dict[str, Any]:
         {"role": "tool", "name": "add", "content": f"{EVIL} 42"},
         {"role": "assistant", "content": "{", "turn": 1, "tool_errors": [{"kind": "not_json", "text": "not to be read"}]},
     ]
-    told = {"number": number, "version": number, "sample_id": 5, "return": 0.125, "reason": reason, "task": {"a": number}}
+    told = {"number": number, "agent": "listener"}
+    told |= {"version": number, "sample_id": 5, "return": 0.125, "reason": reason, "task": {"a": number}}
     return {**told, "messages": messages, "turns": turns}
 
 
@@ -83,6 +85,8 @@ def texts(found: Any) -> list[str]:
 
 
 def check_trained(page: Any) -> None:
+    expect(page.locator(".talk").first).to_contain_text("version 3 speaker")
+    expect(page.locator(".group p").first).to_contain_text("trained at version 3 · guess · speaker")
     expect(page.locator("details.said .who").first).to_have_text("system")
     first, second = page.locator(".talkrow").all()
     assert texts(first.locator("summary").first) == ["#1 reward 1.25 advantage 0.125 2 turns 7 tool calls, 2 failed"]
@@ -97,6 +101,7 @@ def check_trained(page: Any) -> None:
     assert first.locator(".turn .tokens").all_text_contents() == ["yes<cut>", "<assistant>no<end>"]
     assert first.locator(".turn .tok:not(.masked)").all_text_contents() == ["yes", "no", "<end>"]
     assert first.locator(".said.user pre").all_text_contents() == [f"<user>{EVIL}"]
+    assert first.locator(".turn header .bad").all_text_contents() == ["win 0.75"], "its weight is negative"
     assert first.locator(".tree").count() == 0
     assert second.locator(".turn").count() == 0, "it is drawn when it is opened"
     second.locator("summary").first.focus()
@@ -115,8 +120,9 @@ def check_trained(page: Any) -> None:
 def check_played(page: Any) -> None:
     page.get_by_role("button", name="as played").click()
     expect(page.locator(".talk")).to_have_count(2)
-    expect(page.locator(".notice")).to_contain_text("1 lines of conversations.jsonl")
-    expect(page.locator(".talk").first).to_contain_text("return 0.125 · 2 turns · cut: no more time")
+    expect(page.locator(".notice")).to_contain_text("1 line of conversations.jsonl")
+    expect(page.locator(".talk").first).to_contain_text("listener · return 0.125 · 2 turns · cut: no more time")
+    expect(page.locator(".group p").first).to_contain_text("sample 5 · listener")
     page.locator(".talk").first.focus()
     page.keyboard.press("ArrowDown")
     expect(page.locator(".talk").last).to_have_attribute("aria-selected", "true")

@@ -94,7 +94,7 @@ def test_versions_are_those_that_were_asked_for(runs: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("players", "more", "text"),
     [
-        (["one", "whisper"], {}, "one was trained on .*tictactoe.*, and whisper on .*; say which is played"),
+        (["one", "whisper"], {}, "one was trained on .*tictactoe.*, and whisper on .*; name one with --env"),
         (["one", "whisper"], {"env": TINY["env"]}, "has no policy for agent 'player_1', whose seat it takes; it knows sender"),
         (["one", "run:{whisper}#sender"], {"env": TINY["env"]}, "cannot play agent 'player_1'"),
         (["one", "run:{one}#red"], {}, "has no policy 'red'; it has shared"),

@@ -260,7 +260,7 @@ def test_a_loaded_policy_acts_for_one_agent_as_it_does_in_a_dict(recurrent: rl.R
             {"teams": ("sender=a", "receiver=b", "judge=c")},
             "teams = 'judge=c': it matches no agent; the agents are sender, receiver",
         ),
-        ({"env": "CartPole-v1"}, "environments of several agents have no ids"),
+        ({"env": "CartPole-v1"}, "it has one agent: train it with ppo.*environments of several agents have no ids"),
         ({"env": "runnel.envs.toy:PointMass"}, "has no possible_agents; it must have PettingZoo's parallel API"),
         ({"teams": ("sender=a: 5 steps, burn-in 2", "receiver=b")}, "burn-in brings a recurrent state up to date, and this"),
         ({"teams": ("sender=a: 4 steps", "receiver=b")}, r"segments of 4 steps do not fit into 10 \(num_steps\)"),

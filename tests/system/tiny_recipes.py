@@ -10,6 +10,9 @@ SMALL_LM: dict[str, Any] = {"lm": {"layers": 1, "width": 32, "heads": 2, "kv_hea
 OF_TURNS = ("gigpo", "turn_ppo", "loop", "grpo_roc", "spa")
 ON_ROLLOUTS = (
     *("grpo", "dr_grpo", "rloo", "reinforce", "remax", "dapo", "gspo", "aipo", "decoupled", "token_ppo", "online_dpo"),
+    *("reinforce_plus_plus", "stable_reinforce", "cispo", "topr", "opmd", "pacs", "oreal", "a_lol", "raft"),
+    *("clip_cov", "kl_cov", "ppo_max"),
+    *("rebel", "inpo"),
     *OF_TURNS,
 )
 ROLLOUTS: dict[str, Any] = {"total_updates": 2, "num_prompts": 2, "group_size": 2, **SMALL_LM}
@@ -46,7 +49,7 @@ TWO_STEPS: dict[str, dict[str, Any]] = {
     "bc": {"data": CARTPOLE, "total_updates": 2},
     "sft": {"total_updates": 2, "demo_rows": 8, **SMALL_LM},
     **dict.fromkeys(ON_ROLLOUTS, ROLLOUTS),
-    **dict.fromkeys(("dpo", "reward_model"), PAIRS),
+    **dict.fromkeys(("dpo", "simpo", "cpo", "orpo", "rrhf", "reward_model"), PAIRS),
     "make_pairs": ROLLOUTS,
     "reverse": {"total_updates": 3, "warmup_updates": 1, "num_prompts": 2, "group_size": 2, "demo_rows": 8, **SMALL_LM},
 }

@@ -107,7 +107,14 @@ def group_head(group: Row) -> Row:
         "prompt": str(prompt or "")[-TEXT:],
         "rewards": rewards,
         "size": len(rows),
+        **_agent(group),
     }
+
+
+def _agent(told: Row) -> Row:
+    """Which of several agents it is of."""
+    agent = told.get("agent")
+    return {} if agent is None else {"agent": f"agent {agent + 1}" if isinstance(agent, int) else str(agent)}
 
 
 def conversation_head(talk: Row) -> Row:
@@ -120,5 +127,6 @@ def conversation_head(talk: Row) -> Row:
         "return": talk["return"] if is_number(talk.get("return")) else None,
         "reason": str(talk.get("reason") or ""),
         "turns": len(turns),
+        **_agent(talk),
         "prompt": asked[0][:TEXT] if asked else "",
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin
 from runnel.cli.help import print_help
 from runnel.core.config import settings_of, whole_number
 from runnel.core.errors import ConfigError
-from runnel.core.hints import meant
+from runnel.core.hints import ELSEWHERE, meant
 from runnel.core.state import JsonObject
 
 if TYPE_CHECKING:  # tyro is slow to import, and most commands do not need it
@@ -58,7 +58,7 @@ def _read_object(text: str) -> JsonObject:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{text} is not JSON ({error})") from error
+        raise ValueError(f'{text} is not JSON ({error}); write {{"name": value}}') from error
     if not isinstance(found, dict):
         raise ValueError(f'{text} is not a JSON object; write {{"name": value}}')
     return found
@@ -109,8 +109,10 @@ def _refuse_other_names(args: list[str], known: list[str]) -> None:
         plain = ".".join(part.removeprefix("no_") for part in field.split("."))
         if not name.startswith("--") or field == "help" or {field, plain} & set(known):
             continue
+        given = value or (args[i + 1] if i + 1 < len(args) and not args[i + 1].startswith("--") else "")
+        if field in ELSEWHERE:
+            raise ConfigError(field, given, ELSEWHERE[field])
         if found := [f"--{k.replace('_', '-')}" for k in meant(field, known)]:
-            given = value or (args[i + 1] if i + 1 < len(args) and not args[i + 1].startswith("--") else "")
             raise ConfigError(field, given, f"unknown field; did you mean {' or '.join(found)}?")
 
 

@@ -76,7 +76,7 @@ def _policy(parsed: argparse.Namespace) -> ChatPolicy:
             if getattr(parsed, name):
                 fix = f"is of runs, and {parsed.policy} is none; give the folder of a run"
                 raise ConfigError(name, getattr(parsed, name), fix)
-        return model_policy(parsed.policy)
+        return _of_model(parsed.policy)
     own = RunFolder.open(parsed.policy).read_config().get("tools")
     # tools that are given replace those of the run, whose code then does not run
     replaced = {"tools": tuple(parsed.tools)} if parsed.tools and own else {}
@@ -84,6 +84,15 @@ def _policy(parsed: argparse.Namespace) -> ChatPolicy:
     if not isinstance(policy, ChatPolicy):
         raise ConfigError("run", parsed.policy, "its policy is no language model; use rl.load(run).act(obs)")
     return policy
+
+
+def _of_model(name: str) -> ChatPolicy:
+    try:
+        return model_policy(name)
+    except ConfigError as error:
+        if error.field != "model":
+            raise
+        raise ConfigError("policy", name, f"is no run; as a model: {error.fix}") from error
 
 
 # ----------------------------------------------------------------------------------------------------------------- talking

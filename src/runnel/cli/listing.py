@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from runnel.cli.arguments import make_parser
 from runnel.envs.known import KNOWN
-from runnel.run.names import ALGORITHMS, ENGINES, list_pipelines, list_recipes, list_tasks
+from runnel.run.names import ALGORITHMS, ENGINES, TOOLS, list_pipelines, list_recipes, list_tasks, list_worlds
 
 
 def list_all(args: list[str]) -> int:
     """Everything that has a name, with a line each."""
-    make_parser("list", "Recipes, algorithms, environments, tasks, engines.").parse_args(args)
+    make_parser("list", "Recipes, algorithms, environments, tasks, conversations, tools, engines.").parse_args(args)
     sections = {
         "recipes (runnel train NAME)": list_recipes(),
         "pipelines (runnel pipeline NAME)": list_pipelines(),
         "algorithms": ALGORITHMS,
         "environments (--env)": KNOWN,
         "tasks (--task)": list_tasks(),
+        "conversations (--chat)": list_worlds(),
+        "tools (--tools)": TOOLS,
         "engines": ENGINES,
     }
     for title, entries in sections.items():

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _ROWS = 3
 """Number of rows on which a new network is tried. It is not 1, because 1 broadcasts to anything."""
 _SHOWN = 60
+_LARGEST = 3.4e38
+"""What a number of 32 bits can hold: rewards are stored so."""
 
 
 def name_of(obj: object) -> str:
@@ -50,13 +52,15 @@ def as_number(value: object) -> float | None:
 
 
 def wrong_number(value: object) -> str | None:
-    """Say why `value` is not one finite number, as the end of a sentence; None if it is one.
+    """Say why `value` is not one finite number that 32 bits can hold, as the end of a sentence; None if it is one.
 
     >>> wrong_number("1"), wrong_number(float("nan")), wrong_number(1)
     ("is '1' (str); expected one finite number", 'is nan', None)
     """
     number = as_number(value)
     if number is not None:
+        if math.isfinite(number) and abs(number) > _LARGEST:
+            return f"is {number}; numbers of 32 bits end at {_LARGEST}"
         return None if math.isfinite(number) else f"is {number}"
     shape = tuple(getattr(value, "shape", ()))
     kind = f"{type(value).__name__}{f' of shape {shape}' if shape else ''}"

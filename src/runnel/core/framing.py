@@ -109,8 +109,8 @@ class MessageSocket:
 
     def receive(self) -> list[Message]:
         """The messages that have arrived. Sets `closed` when the other end is gone; half a message is then dropped."""
-        # A socket with a timeout would wait in `recv`, whatever its flags: `select` says whether there is something.
-        while not self.closed and select.select([self._socket], [], [], 0)[0]:
+        # A socket with a timeout would wait in `recv`, whatever its flags: `poll` says whether there is something.
+        while not self.closed and self._comes(0.0):
             try:
                 data = self._socket.recv(CHUNK)
             except ConnectionResetError:
@@ -119,6 +119,13 @@ class MessageSocket:
             self._data += data
         early, self._early = self._early, []
         return early + self._unpack()
+
+    def _comes(self, timeout_s: float | None) -> bool:
+        """Whether there is something to receive, after a wait of at most `timeout_s`. Not by `select.select`: that refuses
+        descriptors from 1024 on, which processes with many sandboxes have."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(None if timeout_s is None else timeout_s * 1e3))
 
     def _unpack(self) -> list[Message]:
         found, at = list[Message](), 0
@@ -142,7 +149,7 @@ class MessageSocket:
             if self.closed:
                 return None
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self._socket], [], [], left)[0]:
+            if not self._comes(left):
                 raise TimeoutError(f"no message came for {timeout_s:g} s")
         self._early = found[1:]
         return found[0]

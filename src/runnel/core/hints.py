@@ -60,7 +60,24 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "lora_rank": ("lora.rank",),
 }
 """Names of settings in other libraries, and our names. Only names that a recipe has are suggested."""
+_TALKS = "conversations are trained by grpo, gigpo, turn_ppo and the other recipes of language models that play prompts"
+_TEAMS = "several agents are trained by ippo, mappo, qmix, selfplay and the other recipes of teams"
+ELSEWHERE: dict[str, str] = {
+    **dict.fromkeys(("chat", "tools", "max_turns", "max_context"), f"is no setting of this recipe; {_TALKS}"),
+    "teams": f"is no setting of this recipe; {_TEAMS}",
+}
+"""Settings that people look for in recipes that have none of the kind, and which recipes have them."""
 _MOST = 3
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """A question to append to an error: the name in `known` that `name` is like; empty if it is like none.
+
+    >>> closest("calculater", ["calculator", "guess"]), closest("xyz", ["guess"])
+    ("did you mean 'calculator'? Else ", '')
+    """
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}? Else " if close else ""
 
 
 def meant(name: str, known: Iterable[str]) -> list[str]:

@@ -31,6 +31,10 @@ AGENT, CLOCK = f"{SHARED}agent", f"{SHARED}clock"
 TEAM_ACTIVE = f"{SHARED}active"
 """Where a row is a whole team: which of its agents decide, `[A]` (`envs/team/joint.py`)."""
 
+DECISIONS = "decisions"
+"""In batches from a replay memory of a team: how many decisions of agents are in the steps that came in since the batch before.
+They stand in the first row; the others have 0. `[B]` int64"""
+
 BURN_IN = "burn_in"
 """The size of a stream that says how many steps of `T` are those of the segment before, for a recurrent state alone."""
 
@@ -38,6 +42,17 @@ BURN_IN = "burn_in"
 def own_steps(spec: StreamSpec) -> int:
     """Steps of a segment, without its burn-in."""
     return spec.sizes["T"] - spec.sizes.get(BURN_IN, 0)
+
+
+def decisions_in(spec: StreamSpec, arrays: Mapping[str, Tensor]) -> int | None:
+    """The steps of agents that decided in a segment, or since the batch before (`DECISIONS`); None where it is of no team."""
+    if DECISIONS in arrays:
+        return int(arrays[DECISIONS].sum())
+    key = next((key for key in (ACTIVE, TEAM_ACTIVE) if key in arrays and spec.fields[key].dims[0] == "T1"), None)
+    if key is None:
+        return None
+    # behind the last step of a segment, and in its burn-in, are decisions that another segment has
+    return int(arrays[key][-own_steps(spec) - 1 : -1].count_nonzero())
 
 
 def own_reward(agent: int) -> str:

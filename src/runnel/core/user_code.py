@@ -35,13 +35,13 @@ def summary(error: BaseException) -> str:
     >>> summary(KeyError("left")), summary(AssertionError())
     ("KeyError: 'left'", 'AssertionError')
     """
-    text = error.msg if isinstance(error, SyntaxError) else _words(error)
+    text = error.msg if isinstance(error, SyntaxError) else words(error)
     said = " ".join(text.split())
     shown = said if len(said) <= _LONGEST else said[:_LONGEST] + " ..."
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
 
 
-def _words(error: BaseException) -> str:
+def words(error: BaseException) -> str:
     """The message of an exception. Its class may be a user's, and fail to say it."""
     try:
         return str(error)
@@ -72,8 +72,15 @@ def frames(error: BaseException) -> str:
 def user_frames(error: BaseException) -> list[Frame]:
     """The frames of `error` in the user's code; if there are none, the innermost frame in a library."""
     stack = list(_inner(error))
-    own = [f for f in stack if _whose(f.filename) == "user"]
+    own = [
+        f for f, inner in zip(stack, [*stack[1:], None], strict=True) if _whose(f.filename) == "user" and not _made(f, inner)
+    ]
     return own or [f for f in stack if _whose(f.filename) == "library" and not f.filename.startswith("<")][-1:]
+
+
+def _made(frame: Frame, inner: Frame | None) -> bool:
+    """Whether a frame is the constructor that a dataclass made, on its way to the checks of a class of runnel."""
+    return frame.filename == "<string>" and frame.name == "__init__" and inner is not None and inner.name == "__post_init__"
 
 
 def is_users(error: BaseException) -> bool:

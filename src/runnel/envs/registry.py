@@ -224,7 +224,8 @@ def _team_factory(target: Target) -> object:
         return team_factory(target)
     if not is_reference(target):
         fix = "write pettingzoo:FAMILY.NAME, openspiel:GAME, module:Class or path/to/file.py:factory"
-        raise ConfigError("env", target, f"environments of several agents have no ids; {fix}")
+        alone = "it has one agent: train it with ppo or another recipe for one; " if _registered(target) else ""
+        raise ConfigError("env", target, f"{alone}environments of several agents have no ids; {fix}")
     return load_object(target, "env")
 
 

@@ -42,8 +42,8 @@ class SegmentWriter:
         """Steps at the beginning that are those of the segment before; who has them writes them (`envs/team/samples.py`)."""
         self.versions: list[int] = []
         self.final_index: list[int] = []
-        arrays, fields = slot.arrays, slot.spec.fields
-        self._reply = [(k, arrays[k].unbind(0)) for k, f in fields.items() if f.dims[:2] == ("T", "B") and _from_reply(k)]
+        arrays = slot.arrays
+        self._reply = [(k, arrays[k].unbind(0)) for k in reply_fields(slot.spec)]
         obs = [(arrays[k], x) for k, x in out.obs.items()]
         if out.action_mask is not None:
             obs.append((arrays[MASK], out.action_mask))
@@ -217,8 +217,10 @@ class HostWriter(SegmentWriter):
         return super().first_bad()
 
 
-def _from_reply(key: str) -> bool:
-    return key not in _OURS and not key.startswith(("rewards/", "costs/"))
+def reply_fields(spec: StreamSpec) -> list[str]:
+    """The fields of a stream that a policy's replies fill, step by step."""
+    ours = ("rewards/", "costs/")
+    return [k for k, f in spec.fields.items() if f.dims[:2] == ("T", "B") and k not in _OURS and not k.startswith(ours)]
 
 
 def make_writer(slot: Slot, out: StepOut) -> SegmentWriter:

@@ -16,12 +16,15 @@ from runnel.graphs.partners import PartnerModel, partner_models
 from runnel.graphs.prompt_task import PromptTask
 from runnel.graphs.user_objects import resolve_live
 from runnel.llm.chat.config import TalkConfig
-from runnel.llm.chat.demos import ChatDemoSampler
+from runnel.llm.chat.conversation import Conversation
+from runnel.llm.chat.demos import ChatDemoSampler, check_script
 from runnel.llm.chat.evaluation import ChatEvaluation
 from runnel.llm.chat.partners import AGENTS, TRAINED, Partner, speakers_of
+from runnel.llm.chat.player import ChatPlayer
 from runnel.llm.chat.sampler import ChatSampler
 from runnel.llm.chat.task import ChatTask, make_chat_task, with_tools
 from runnel.llm.chat.tools import load_tools
+from runnel.llm.checks.first_prompt import first_failure, lengths
 from runnel.llm.checks.sizes import Sizes
 from runnel.llm.learning.learner import DEMOS
 from runnel.llm.sampling.groups import rollout_stream
@@ -53,7 +56,7 @@ class ChatPromptTask(PromptTask):
         agents: Sequence[str] = (),
         **more: Any,
     ) -> None:
-        self._chat, self._tools, self._talk = chat, tuple(tools), talk
+        self._chat, self._tools, self._talk, self._agents = chat, tuple(tools), talk, tuple(agents)
         self._max_turns, self._max_context = max_turns, max_context
         super().__init__(task, config, **more)
         if agents and len(self.task.agents) == 1:
@@ -68,8 +71,8 @@ class ChatPromptTask(PromptTask):
         )
 
     @property
-    def num_trained(self) -> int:
-        return sum(who == TRAINED for who in self._speakers.values())
+    def trained_agents(self) -> tuple[str, ...]:
+        return tuple(agent for agent, who in self._speakers.items() if who == TRAINED)
 
     @property
     def partner_names(self) -> tuple[str, ...]:
@@ -102,7 +105,8 @@ class ChatPromptTask(PromptTask):
     def sized(self, max_tokens: int, max_prompt: int) -> Sizes:
         room = self.context or USUAL_CONTEXT
         if self._max_context > room and self.context is not None:
-            raise ConfigError("max_context", self._max_context, f"the model reads {room} tokens; use at most that")
+            more = "" if self._lm.path else ", or raise lm.max_positions"
+            raise ConfigError("max_context", self._max_context, f"the model reads {room} tokens; use at most that{more}")
         context = self._max_context or min(room, USUAL_CONTEXT)
         reply = min(max_tokens or self.task.max_tokens, context // 2)
         if max_tokens > reply:
@@ -172,8 +176,42 @@ class ChatPromptTask(PromptTask):
 
         return ActorSpec(f"{stream}-0", make, writes=(stream,), asks=())
 
-    def check_demos(self) -> list[str]:
-        return []  # scripts are played when they are written, and one that does not pay is told there
+    def look(self, *, demos: bool) -> list[str]:
+        """Refuses conversations that cannot begin. Scripts are played when they are written, and one that does not pay is told
+        there."""
+        if demos:
+            check_script(self.task)
+        player = ChatPlayer(
+            self.task,
+            self.tokenizer,
+            max_context=self.sizes.demo,
+            max_tokens=self.sizes.completion,
+            seed=self._config.seed,
+            partners=self._partners,
+        )
+        failed = first_failure(player, self.task.train)
+        if failed is not None and failed.failure:
+            raise self._cannot_begin(failed)
+        return []
+
+    def _cannot_begin(self, failed: Conversation) -> ConfigError:
+        """Which setting keeps conversations from beginning, and what to do."""
+        found = lengths(failed.failure)
+        if found is None:
+            wrong = "TypeError" in failed.failure and not failed.lines
+            called = "; it is called as reset(task, seed=seed)" if wrong else ""
+            fix = f"no conversation begins: {failed.failure.removeprefix('environment_failed: ')}{called}"
+            return ConfigError("chat", self._chat, f"{fix}; runnel check-chat says more{failed.lines}")
+        num, room = found
+        least = -(-(num + self.sizes.completion) // 256) * 256
+        told = f"the first prompt of {self.task.name!r} has {num} tokens, and the replies come behind it"
+        if room + 1 < self.sizes.demo:
+            return ConfigError(AGENTS, list(self._agents), f"{told}; a partner reads {room + 1}: choose one that reads more")
+        if self.context is None or self.context >= least:
+            return ConfigError("max_context", self._max_context, f"{told}; use at least {least} (now {self.sizes.demo})")
+        if self._lm.path:
+            return ConfigError("model", self._lm.path, f"{told}; it reads {self.context}, so use another one, or shorter tasks")
+        return ConfigError("lm.max_positions", self.context, f"{told}; use at least {least}, or a --model that reads more")
 
     def evaluation(self) -> EvaluationSpec | None:
         c = self._config.eval

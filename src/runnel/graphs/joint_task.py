@@ -21,6 +21,7 @@ from runnel.eval.runner import EnvEvaluation
 from runnel.graphs.env_task import actor_specs
 from runnel.graphs.experiment import ActorSpec, EvaluationSpec
 from runnel.graphs.joint_config import JointConfig
+from runnel.graphs.team_lane import AS_ONE_AGENT
 from runnel.graphs.team_task import EVAL_ENVS, TeamTask
 from runnel.nets.inferencer import Acts, AgentNet, TorchInferencer
 from runnel.nets.mat import TeamTransformer
@@ -81,6 +82,10 @@ class JointTask:
         team = self.team.vector(num_envs, seed=seed, index0=index0, acting=evaluation, every_episode=True)
         reward: TeamReward = "mean" if evaluation else self._config.team_reward
         return JointVector(team, team_reward=reward, own_rewards=self._own_rewards and not evaluation)
+
+    def about_worlds(self) -> list[str]:
+        """What to tell before a run of worlds that stay on the CPU beside a policy on a GPU."""
+        return self.team.about_worlds(AS_ONE_AGENT)
 
     def actors(
         self,

@@ -65,13 +65,16 @@ def league_graph(
         lanes = {"num_lanes": c.batch_segments, "lanes_per_writer": c.num_env_groups}
         return LeagueLearner(pool, made, stream=MAIN, seats=seats, **lanes)
 
-    stream = _stream(c, side, net, carried=() if return_gamma is None else (REWARD,))
+    on_cpu = task.why_on_cpu()
+    carried = () if return_gamma is None else (REWARD,)
+    stream = _stream(c, side, net, carried=carried, device="cpu" if on_cpu else c.device)
     experiment = Experiment(
         config=c,
         title=task.name,
         streams=(stream,),
         staleness={MAIN: c.lag_rule(stream.batch_segments, batch_steps=c.batch_steps)},
-        actors=task.actors({MAIN: net}, gamma=return_gamma),
+        actors=task.actors({MAIN: net}, gamma=return_gamma, on_cpu=on_cpu),
+        look=task.about_worlds,
         inference=(
             InferenceStream(
                 lambda: TorchInferencer(together(), device=c.device, merge=not c.deterministic),
@@ -112,7 +115,7 @@ def _check(c: TeamConfig) -> None:
         raise ConfigError("placement.max_actors", c.placement.max_actors, fix)
 
 
-def _stream(c: TeamConfig, side: Side, net: PoolNet, *, carried: tuple[str, ...]) -> StreamSpec:
+def _stream(c: TeamConfig, side: Side, net: PoolNet, *, carried: tuple[str, ...], device: str) -> StreamSpec:
     """A stream that also says who acted for each row, and what its episode had paid before the segment."""
     stream = trajectory_stream(
         side.spec,
@@ -126,6 +129,7 @@ def _stream(c: TeamConfig, side: Side, net: PoolNet, *, carried: tuple[str, ...]
         batch_segments=c.batch_segments,
         capacity=c.batch_segments * (c.staleness.lag + 1),
         num_writers=c.most_actors,
+        device=device,
     )
     return replace(stream, fields={**stream.fields, MEMBER: FieldSpec(("T", "B"), torch.int64), TASK_RETURN: FieldSpec(("B",))})
 

@@ -83,6 +83,7 @@ def on_policy_graph(
         evaluation=task.evaluation(network),
         curriculum=None if curriculum is None else curriculum[1],
         check_here=task.check_states if isinstance(task, EnvTask) else None,
+        look=task.about_worlds if isinstance(task, JointTask) else list,
         policy=lambda: task.policy(network),
         accelerator=c.accelerator,
     )

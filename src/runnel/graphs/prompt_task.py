@@ -232,6 +232,7 @@ class PromptTask:
             pass_reward=self._config.eval.pass_reward,
             example=self.task.find,
             source=self.task.name,
+            agents=self.trained_agents,
         )
 
     def reference(self, config: TokenLearnerConfig, *, depth: int, temperature: float) -> InferenceStream:
@@ -291,6 +292,10 @@ class PromptTask:
 
         return ActorSpec(f"{stream}-0", make, writes=(stream,), asks=())
 
+    def look(self, *, demos: bool) -> list[str]:
+        """What is looked at before a run is made, as it takes a while: `demos`, whether demonstrations are imitated."""
+        return self.check_demos() if demos else []
+
     def check_demos(self) -> list[str]:
         """What to tell of demonstrations that the task's reward does not like; raises where it likes none."""
         return check_demonstrations(self.measured, self.tokenizer, timeout_s=self._reward_timeout_s)
@@ -337,9 +342,14 @@ class PromptTask:
         return tuple(ActorSpec(f"actor-{i}", maker(i), ("rollouts",), asks) for i in range(self._config.most_actors))
 
     @property
+    def trained_agents(self) -> tuple[str, ...]:
+        """Names of the agents that are trained; empty where there are no agents."""
+        return ()
+
+    @property
     def num_trained(self) -> int:
         """Trajectories of each of the `group_size` plays of a task: one for each agent that is trained."""
-        return 1
+        return max(1, len(self.trained_agents))
 
     @property
     def partner_names(self) -> tuple[str, ...]:

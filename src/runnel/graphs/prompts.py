@@ -68,7 +68,7 @@ class PromptConfig(RunConfig):
     """Conversations in place of prompts: a built-in world (calculator, guess, ...; see docs/guides/worlds.md), or your own
     environment as path/to/file.py:make_env."""
     tools: tuple[str, ...] = ()
-    """What the model may call before it answers: python, calculator, or your own as path/to/file.py:my_tool."""
+    """What the model may call before it answers: python, calculator, search:PATH, or your own as path/to/file.py:my_tool."""
     agents: tuple[str, ...] = ()
     """Who speaks for the agents of a game, each as AGENT=WHO (a pattern of names; the first that matches counts): policy, which
     is trained and speaks for all that are not named; frozen, the model as it is when the run begins; model:FOLDER, another
@@ -168,6 +168,12 @@ class PromptConfig(RunConfig):
             if self.deterministic and isinstance(part, PolicyConfig) and part.duration_power:
                 fix = "durations are measured, and differ from run to run; use 0, or no deterministic"
                 raise ConfigError(f"{name}.duration_power", part.duration_power, fix)
+        if self.tools and not self.chat and self.max_turns == 1:
+            raise ConfigError("max_turns", 1, "a call of a tool is one reply, and the answer is another; use at least 2")
+        if self.tools and not self.chat and (self.warmup_updates or self.mix):
+            name, value = ("warmup_updates", self.warmup_updates) if self.warmup_updates else ("mix", self.mix)
+            fix = "prompts with tools have no conversations to imitate; leave it out, or use --chat with a script()"
+            raise ConfigError(name, value, fix)
         if self.mixed_rows and self.learner.in_parts:
             fix = "the losses of rollouts and demonstrations are divided by different numbers, which parts cannot; use false"
             raise ConfigError("learner.in_parts", True, fix)
@@ -249,7 +255,7 @@ def prompt_graph(
         room=task.room(c.new_tasks, c.data) if c.new_tasks.capacity else None,
         policy=lambda: task.policy(temperature=c.learner.temperature),
         export=task.export,
-        look=task.check_demos if c.warmup_updates or c.mixed_rows else list,
+        look=partial(task.look, demos=bool(c.warmup_updates or c.mixed_rows)),
         disk=None if algorithm is None else lambda: task.disk(c.learner, algorithm(task).needs),
     )
 

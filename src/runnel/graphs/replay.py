@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from runnel.core.contracts.learning import Collective, Learner
 from runnel.core.errors import ConfigError
+from runnel.core.records import FieldSpec
 from runnel.core.rng import make_rng
-from runnel.core.trajectories import trajectory_stream, weighted_reward
+from runnel.core.trajectories import DECISIONS, trajectory_stream, weighted_reward
 from runnel.data.leaves import leaf_bytes
 from runnel.data.replay import ReplayStore, replay_stream
 from runnel.data.sequences import SequenceStore, sequence_stream
@@ -77,6 +80,8 @@ def replay_graph(
         make_store, replay = SequenceStore, sequence_stream(experience, batch_size=batch_size, capacity=batches.lag + 2)
     else:
         make_store, replay = ReplayStore, replay_stream(task.spec, batch_size=batch_size, capacity=batches.lag + 2)
+    if isinstance(task, JointTask):
+        replay = replace(replay, fields={**replay.fields, DECISIONS: FieldSpec(("B",), torch.int64)})
     check_env_memory(c, task, num_segments=2)
 
     def buffer(incarnation: int) -> ReplayBuffer:
@@ -108,6 +113,7 @@ def replay_graph(
         evaluation=task.evaluation(network),
         curriculum=None if curriculum is None else curriculum[1],
         check_here=task.check_states if isinstance(task, EnvTask) else None,
+        look=task.about_worlds if isinstance(task, JointTask) else list,
         policy=lambda: task.policy(network),
         disk=lambda: DiskNeed(once=_replay_bytes(c, task) * min(c.checkpoint.copies, copies_at_once(c))),
         accelerator=c.accelerator,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -37,6 +38,7 @@ def team_graph(
     return_gamma: float | None = None,
     played: Callable[[str, EnvSpec], Net] | None = None,
     replies: Mapping[str, torch.dtype] | None = None,
+    stays_on_cpu: str = "",
 ) -> Experiment:
     """Actors play with all policies and write a stream for each that is trained; an update takes one round of each stream.
 
@@ -48,6 +50,7 @@ def team_graph(
 
     `played` makes the network as evaluations, `rl.load` and runs that name a stored policy use it, where that is another one
     with the same parameters. `replies` says what segments keep of a policy's replies, by step, in place of `logprob`.
+    `stays_on_cpu` is why segments of this recipe are wanted in host memory, also where policies are on a GPU.
     """
     if (learner is None) == (together is None):
         raise ConfigError("learner", learner, "give either a learner for each policy or one that learns all together")
@@ -62,8 +65,10 @@ def team_graph(
         if together is not None and (side.route.samples[0].num_steps != c.num_steps or side.route.samples[0].burn_in):
             fix = "policies that learn together have segments of one length, without burn-in; leave these options out"
             raise ConfigError("teams", policy, fix)
+    on_cpu = task.why_on_cpu(stays_on_cpu)
+    given: dict[str, Any] = {"carried": () if return_gamma is None else (REWARD,), "device": "cpu" if on_cpu else c.device}
     streams = tuple(
-        _stream(c, side, sample, nets[policy], carried=() if return_gamma is None else (REWARD,), replies=replies)
+        _stream(c, side, sample, nets[policy], replies=replies, **given)
         for policy, side in trained.items()
         for sample in side.route.samples
     )
@@ -85,7 +90,8 @@ def team_graph(
         title=task.name,
         streams=streams,
         staleness={stream.name: _lag_rule(c, stream, streams) for stream in streams},
-        actors=task.actors(nets, gamma=return_gamma),
+        actors=task.actors(nets, gamma=return_gamma, on_cpu=on_cpu),
+        look=lambda: task.about_worlds(stays_on_cpu),
         inference=tuple(_inference(c, task, policy, partial(task.network, policy, made)) for policy in task.sides),
         trainers=(TrainerSpec(learners, (Phase({s.name: s.batch_segments for s in streams if s.name in read}),)),),
         evaluation=task.evaluation(lambda: task.networks(finished)),
@@ -103,6 +109,7 @@ def _stream(
     *,
     carried: Sequence[str],
     replies: Mapping[str, torch.dtype] | None,
+    device: str,
 ) -> StreamSpec:
     """A stream of one policy. All streams have the same steps in an update, in more or fewer segments."""
     batch = c.batch_segments * (c.num_steps // sample.num_steps)
@@ -120,6 +127,7 @@ def _stream(
         batch_segments=batch,
         capacity=batch * (c.staleness.lag + 1),
         num_writers=c.most_actors,
+        device=device,
     )
     more = {name: FieldSpec(("T", "B"), dtype) for name, dtype in (replies or {}).items()}
     return replace(stream, fields={**stream.fields, **more})

@@ -16,6 +16,8 @@ from runnel.core.rng import make_seed
 from runnel.core.routes import ROUTES, TEAMS, Side, sides_of, team_routes, with_lengths
 from runnel.core.spaces import ArraySpec, EnvSpec, TeamSpec
 from runnel.envs.device import TensorTeam
+from runnel.envs.device.team_engine import TeamEngine
+from runnel.envs.device.team_sampler import TeamSegmentSampler
 from runnel.envs.registry import env_name, is_tensor_env, make_team_env, make_tensor_team
 from runnel.envs.spaces import flatten_obs
 from runnel.envs.team.contract import TeamVector
@@ -28,6 +30,7 @@ from runnel.envs.team.serial import SerialTeam
 from runnel.eval.teams import TeamEvaluation
 from runnel.graphs.experiment import ActorSpec, EvaluationSpec
 from runnel.graphs.team_config import AUTO, TeamConfig
+from runnel.graphs.team_lane import about_worlds, why_by_step, why_on_cpu
 from runnel.graphs.user_objects import resolve_live
 from runnel.nets.central import state_of
 from runnel.nets.inferencer import AgentNet, TorchInferencer
@@ -107,6 +110,11 @@ class TeamTask:
             return SerialTeam(self.make, num_envs, **given)
         return ProcessTeam(self.make, num_envs, num_workers=c.num_workers, step_timeout_s=c.step_timeout_s, **given)
 
+    def _engine(self, num_envs: int, *, seed: int, index0: int, device: str) -> TeamEngine:
+        """Tensor worlds for training that play whole segments on `device`."""
+        env = make_tensor_team(self._target, kwargs=self._config.env_kwargs)
+        return TeamEngine(env, num_envs, sides=self.sides, seed=seed, index0=index0, name=self.name, device=device)
+
     @property
     def state(self) -> dict[str, ArraySpec]:
         """The leaves of the global state in training rows."""
@@ -135,9 +143,19 @@ class TeamTask:
         """The networks of all policies."""
         return {policy: self.network(policy, make) for policy in self.sides}
 
-    def actors(self, nets: Nets, *, gamma: float | None) -> tuple[ActorSpec, ...]:
-        """The actors of the run: each asks all policies, and writes the streams of those that are trained."""
-        c = self._config
+    def why_on_cpu(self, stays: str = "") -> str:
+        """Why the worlds of this run step on the CPU, one step at a time; empty where they play whole segments on its device.
+        `stays` is a reason that the recipe has itself."""
+        return why_by_step(self._config, self._target, self.sides) or stays or why_on_cpu(self._config)
+
+    def about_worlds(self, stays: str = "") -> list[str]:
+        """What to tell before a run of worlds that stay on the CPU beside policies on a GPU."""
+        return about_worlds(self._config, self._target, self.why_on_cpu(stays))
+
+    def actors(self, nets: Nets, *, gamma: float | None, on_cpu: str = "") -> tuple[ActorSpec, ...]:
+        """The actors of the run: each asks all policies, and writes the streams of those that are trained. `on_cpu` says why
+        worlds are not on the run's device (`why_on_cpu`)."""
+        c, in_rounds = self._config, not why_by_step(self._config, self._target, self.sides)
         gammas = {} if gamma is None else dict.fromkeys(self.trained, gamma)
         writes = tuple(sample.stream for side in self.trained.values() for sample in side.route.samples)
         noise_sizes = {policy: net.noise_size for policy, net in nets.items()}
@@ -147,9 +165,17 @@ class TeamTask:
             def make(incarnation: int) -> Sampler:
                 seed, name = make_seed(c.seed, "actor", incarnation), f"actor-{index}"
                 starts = [index * c.num_envs + i * c.width for i in range(c.num_env_groups)]
-                vectors = [self.vector(c.width, seed=seed, index0=start) for start in starts]
-                own = make_seed(seed, index)
-                return TeamSampler(vectors, noise_sizes=noise_sizes, seed=own, name=name, gammas=gammas, states=states)
+                given: dict[str, Any] = {"noise_sizes": noise_sizes, "seed": make_seed(seed, index), "name": name}
+                given |= {"gammas": gammas, "states": states}
+
+                def by_step() -> TeamSampler:
+                    return TeamSampler([self.vector(c.width, seed=seed, index0=start) for start in starts], **given)
+
+                if not in_rounds:
+                    return by_step()
+                # on the CPU, too: a run that was begun on a device may be resumed there
+                engine = self._engine(c.width, seed=seed, index0=starts[0], device="cpu" if on_cpu else c.device)
+                return TeamSegmentSampler(engine, by_step=by_step, at_once=not on_cpu, **given)
 
             return make
 

@@ -30,6 +30,7 @@ from runnel.core.records import Batch
 from runnel.core.trajectories import ACTIVE
 from runnel.kernels import stock
 from runnel.kernels.graphs import CudaGraphed
+from runnel.kernels.host_memory import keep_freed_memory
 from runnel.kernels.small import by_hand
 from runnel.kernels.small.acting import fast_acts
 from runnel.kernels.small.numba import dqn as numba_dqn
@@ -147,6 +148,7 @@ class Accelerator:
             return None, "", reason or "parameters do not lie one after the other"
         if device.type == "cuda":
             return TritonActorCritic(learner.net, vector), "triton", ""
+        keep_freed_memory()
         return NumbaActorCritic(learner.net, vector), "numba", ""
 
     def population(self, learner: PopulationLearner) -> Accelerated:

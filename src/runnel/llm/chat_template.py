@@ -49,7 +49,8 @@ class Tail:
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer. `takes_tools`: it shows tools to the model by itself."""
+    """The chat template of a tokenizer. `takes_tools`: it shows tools to the model by itself. `takes_system`: it shows messages
+    of the system."""
 
     def __init__(self, inner: Any, path: str | Path) -> None:
         self._inner, self._path = inner, str(path)
@@ -63,6 +64,7 @@ class ChatTemplate:
         # Names may be put together (`'<|' + role + '|>'`): a rendering shows them.
         self.answered = self._try(talk, prompt=False)
         self.control = ControlTokens(inner, source + self._try([*talk, USER], prompt=True))
+        self.takes_system = STAND_IN in self._try([{"role": "system", "content": STAND_IN}, USER], prompt=True)
         self.takes_tools = STAND_IN_TOOL in self._try([USER], prompt=True, tools=[STAND_IN_SCHEMA])
 
     def turn_end(self) -> tuple[str, str]:
@@ -148,7 +150,8 @@ class ChatTemplate:
     def _try(self, messages: Sequence[Message], *, prompt: bool, tools: Sequence[Schema] = ()) -> str:
         """A stand-in conversation as text; nothing, if it is refused."""
         try:
-            return self._render([*self._head, *messages], tools, prompt=prompt)
+            head = self._head if messages[0]["role"] != "system" else []
+            return self._render([*head, *messages], tools, prompt=prompt)
         except RunnelError:
             return ""
 

@@ -213,6 +213,7 @@ class HFTokenizer:
         self.eos_id = int(self._inner.eos_token_id)
         self._template = ChatTemplate(self._inner, path)
         self.takes_tools = self._template.takes_tools
+        self.takes_system = self._template.takes_system
         lead, end = self._template.turn_end()
         # That may be another token than eos (`<|im_end|>`, `<|eot_id|>`); eos, where there is no template or it ends no turn.
         self._turn_end = (lead, int(self._inner.convert_tokens_to_ids(end)) if end else self.eos_id)

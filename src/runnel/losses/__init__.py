@@ -24,13 +24,17 @@ if TYPE_CHECKING:
     from runnel.losses.td import categorical_td_loss as categorical_td_loss, huber_td_loss as huber_td_loss
     from runnel.losses.token import (
         decoupled_policy_loss as decoupled_policy_loss,
+        distance_loss as distance_loss,
         entropy_loss as entropy_loss,
         kl_loss as kl_loss,
         log_linear_proximal as log_linear_proximal,
+        mirror_descent_loss as mirror_descent_loss,
         policy_loss as policy_loss,
         reinforce_loss as reinforce_loss,
+        score_label_loss as score_label_loss,
         sequence_policy_loss as sequence_policy_loss,
         sft_loss as sft_loss,
+        tapered_loss as tapered_loss,
         token_value_loss as token_value_loss,
         truncated_loss as truncated_loss,
     )

@@ -25,11 +25,13 @@ from torch import Tensor, nn
 
 from runnel.core.checks import check_body, check_output
 from runnel.core.contracts.learning import Collective
+from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec, EnvSpec
 from runnel.core.trajectories import ACTIVE
 from runnel.nets.entities import make_torso
+from runnel.nets.entity_masks import critic_masks
 from runnel.nets.layers import ACTIVATIONS, MLP, NetConfig, RunningMeanStd, Torso
 from runnel.nets.rnn import Core
 from runnel.nets.stream import StreamBody
@@ -260,7 +262,9 @@ def build_body(env_spec: EnvSpec, config: NetConfig, *, seed: int) -> nn.Module:
     config.check()
     if config.core != "none":
         return RecurrentBody(env_spec, config, seed=seed)
-    if config.critic_only:
+    if config.critic_only or critic_masks(env_spec.obs):
+        if config.shared:
+            raise ConfigError("net.shared", True, "the critic reads what the policy must not; leave net.shared alone")
         return PrivilegedBody(env_spec, config, seed=seed)
     torso = make_torso(env_spec.obs, config, seed=make_seed(seed, "torso"))
     if config.shared or (config.shared is None and torso.convolves):
@@ -312,7 +316,7 @@ class PrivilegedBody(nn.Module):
         sizes = make_head(env_spec.action).num_scores, 1
         torsos, nets = [], []
         for name, obs, size, gain in zip(("actor", "critic"), (self.policy_obs, critic_obs), sizes, GAINS, strict=True):
-            torso = make_torso(obs, config, seed=make_seed(seed, name, "torso"))
+            torso = make_torso(obs, config, seed=make_seed(seed, name, "torso"), critic=name == "critic")
             net = MLP(torso.width, size, config=torso.settle(config), head_gain=gain, seed=make_seed(seed, name))
             torsos.append(torso)
             nets.append(net)

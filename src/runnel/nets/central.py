@@ -64,7 +64,7 @@ class StateCritic(nn.Module):
             config = replace(config, channels="auto")  # what agents see may be images all the same
         if not entity_sets(obs):
             config = replace(config, entities="none")
-        self.torso = make_torso(obs, config, seed=make_seed(seed, "critic", "torso"))
+        self.torso = make_torso(obs, config, seed=make_seed(seed, "critic", "torso"), critic=True)
         width, settled = self.torso.width + num_extra, self.torso.settle(config)
         self.critic = MLP(width, num_outputs, config=settled, head_gain=1.0, seed=make_seed(seed, "critic"))
         floats = {key: leaf for key, leaf in obs.items() if leaf.dtype.is_floating_point and key not in self.torso.sets}

@@ -11,6 +11,10 @@ no parameter depends on N, on an order, or on what stands where nobody is: what 
 The mean is a mean field: a neighbourhood of many stands for the average of what they are (Cui et al. 2024, arXiv:2307.06175,
 embed it by kernels in place of histograms). Attention (Vaswani et al. 2017, arXiv:1706.03762) looks at some of them, for games
 of varying populations (Zhang et al. 2021, arXiv:2108.12988). Where nobody is there, z is 0.
+
+With a third leaf `obs/NAME_exists` of shape [N], the mask says what a policy sees, and this one what there is, seen or not. It
+is for critics alone, which take it in place of the mask: with critics that saw what policies see, hide-and-seek did not come
+to the use of ramps (Baker et al. 2020, arXiv:1909.07528). A network in which policy and critic share layers refuses it.
 """
 
 from __future__ import annotations
@@ -21,13 +25,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from runnel.core.errors import UnusedSettingError
+from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
+from runnel.nets.entity_masks import MASK, critic_masks
 from runnel.nets.layers import ACTIVATIONS, DEFAULT_HIDDEN, MLP, NetConfig, Torso
-
-MASK = "_mask"
-"""How the name of the leaf ends that says which entities of a set are there."""
 
 
 def entity_sets(obs: Mapping[str, ArraySpec]) -> dict[str, str]:
@@ -41,8 +43,12 @@ def entity_sets(obs: Mapping[str, ArraySpec]) -> dict[str, str]:
     return {key: mask for key, mask in masks.items() if mask in obs and obs[mask].shape == obs[key].shape[:1]}
 
 
-def make_torso(obs: Mapping[str, ArraySpec], config: NetConfig, *, seed: int) -> Torso:
-    """What turns an observation into one vector: with `net.entities`, its sets of entities by attention or as a mean."""
+def make_torso(obs: Mapping[str, ArraySpec], config: NetConfig, *, seed: int, critic: bool = False) -> Torso:
+    """What turns an observation into one vector: with `net.entities`, its sets of entities by attention or as a mean. A
+    `critic` that shares nothing with a policy may read what is not seen."""
+    if not critic and critic_masks(obs):
+        fix = "use a recipe whose critic has layers of its own (ippo, mappo), with net.core none and without net.shared"
+        raise ConfigError("net", "...", f"{', '.join(critic_masks(obs).values())} is for critics alone; {fix}")
     if config.entities == "none":
         return Torso(obs, config, seed=seed)
     if not entity_sets(obs):
@@ -55,8 +61,9 @@ class EntityTorso(Torso):
     """`Torso` whose sets of entities become vectors of a fixed width."""
 
     def __init__(self, obs: Mapping[str, ArraySpec], config: NetConfig, *, seed: int) -> None:
-        self._pairs = entity_sets(obs)
-        taken = {*self._pairs, *self._pairs.values()}
+        seen = entity_sets(obs)
+        self._pairs = seen | critic_masks(obs)
+        taken = {*seen, *seen.values(), *self._pairs.values()}
         super().__init__({k: x for k, x in obs.items() if k not in taken}, replace(config, entities="none"), seed=seed)
         self.sets = tuple(taken)
         self._own = self.width

@@ -25,6 +25,7 @@ from runnel.core.rng import make_seed
 from runnel.core.spaces import ArraySpec
 from runnel.core.trajectories import SHARED
 from runnel.nets.convolutions import Channels, Conv, Kind, is_image
+from runnel.nets.entity_masks import critic_masks
 from runnel.ops.returns import returns_so_far
 
 Activation = Literal["tanh", "relu", "silu"]
@@ -72,9 +73,11 @@ class NetConfig:
             raise ConfigError("net.critic_only", self.critic_only, fix)
 
     def policy_obs(self, obs: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
-        """The leaves of `obs` that a policy reads: all but those of `critic_only`, and but the global state of a team."""
+        """The leaves of `obs` that a policy reads: all but those of `critic_only`, the masks of entities that are not seen
+        (`nets/entity_masks.py`), and the global state of a team."""
         seen = {key: leaf for key, leaf in obs.items() if not any(_is_part(key, name) for name in self.critic_only)}
-        seen = {key: leaf for key, leaf in seen.items() if not key.startswith(SHARED)}
+        unseen = critic_masks(obs).values()
+        seen = {key: leaf for key, leaf in seen.items() if not key.startswith(SHARED) and key not in unseen}
         for name in self.critic_only:
             if not any(_is_part(key, name) for key in obs):
                 parts = (
@@ -317,6 +320,10 @@ class Torso(nn.Module):
         if config.entities != "none":
             why = "this network has no layer for sets of entities; on-policy recipes have"
             raise UnusedSettingError("net.entities", config.entities, f"{why}; leave it at 'none'")
+        if masks := critic_masks(obs):
+            fix = "use attention or mean with ippo or mappo, or an environment that does not tell it"
+            why = f"{', '.join(masks.values())} tells critics what there is, seen or not; this network has no use for it"
+            raise ConfigError("net.entities", config.entities, f"{why}; {fix}")
         images = {k: leaf for k, leaf in obs.items() if is_image(leaf)} if config.conv != "none" else {}
         self._vectors = [(k, leaf) for k, leaf in sorted(obs.items()) if k not in images]
         if config.channels != "auto" and not images:

@@ -6,6 +6,9 @@ environment's rows (`LINEUP`), which is zero where an episode ended. So requests
 knowing of it, and a member that plays an episode plays it to its end.
 
 A row whose member is not at hand is an error: nobody else acts for it.
+
+On an accelerator every network answers every row, and of each row one answer is taken: which rows are whose only the device
+knows, and a CUDA graph (`kernels/graphs.py`) could not wait to be told. The answers are the same.
 """
 
 from __future__ import annotations
@@ -124,16 +127,22 @@ class PoolNet:
         """Each row's member acts for it; environments without a lineup draw one."""
         lineup = self._lineups(rows)
         member = lineup.flatten()
-        places = self._places(member)
+        places, lost = self._places(member)
+        recorded = is_recording(member)
+        if not recorded and bool(lost.any()):
+            self._refuse(int(member[lost][0]))
         left = self._opening(rows) if self.openings else torch.zeros_like(member)
         inner = Batch({key: x for key, x in rows.items() if key not in (LINEUP, OPENING, "noise")})
         if "noise" in rows:
             inner["noise"] = rows["noise"][:, : self.own_noise]
-        found = self._by_place(inner, places.masked_fill(left > 0, -1), greedy=greedy)
+        answer = self._by_place if on_host(member) else self.of_all
+        found = answer(inner, places.masked_fill(left > 0, -1), greedy=greedy)
+        if recorded:  # nobody can be told now; that a number is not finite is seen by whoever reads the segment
+            found["logprob"] = found["logprob"].masked_fill(lost, torch.nan)
         numbers = self._league[NUMBERS]
         number = torch.where(places < 0, member, numbers[places.clamp(min=0)])
         found[MEMBER] = torch.where(left > 0, -number, number)
-        found[LINEUP] = lineup.repeat_interleave(self.seats, 0)
+        found[LINEUP] = lineup.unsqueeze(1).expand(-1, self.seats, -1).reshape(-1, self.seats)
         if self.openings:
             found[OPENING] = (left - 1).clamp(min=0)
         return found
@@ -152,7 +161,7 @@ class PoolNet:
         first = has.to(torch.int8).argmax(1)
         mine = told[torch.arange(len(told), device=told.device), first]
         new = ~has.any(1)
-        if not bool(new.any()):
+        if on_host(new) and not bool(new.any()):
             return mine
         columns = slice(self.own_noise, self.own_noise + self.seats + 2)
         noise = rows["noise"].view(len(told), self.seats, -1)[:, 0, columns].double()
@@ -166,26 +175,26 @@ class PoolNet:
         others = _choose(self._league[DRAW][role.squeeze(1)], noise[:, 2:])
         return self._league[NUMBERS][others.scatter(1, seat, role)]
 
-    def _places(self, member: Tensor) -> Tensor:
-        """The place of each row's member; -1 for `RANDOM` and for a place that is empty. `[B] -> [B]`"""
+    def _places(self, member: Tensor) -> tuple[Tensor, Tensor]:
+        """The place of each row's member, -1 for `RANDOM` and for a place that is empty; and where a member is not there.
+        `[B] -> [B], [B]`"""
         numbers = self._league[NUMBERS]
         same = member.unsqueeze(1) == numbers
         found = torch.where(same.any(1), same.to(torch.int8).argmax(1), -1)
-        coded = member < RANDOM
-        if bool(coded.any()):
-            code = (-2 - member).clamp(min=0)
-            found = torch.where(coded & (numbers[code.clamp(max=len(numbers) - 1)] > 0), code, found)
-        lost = (found < 0) & (member > 0)
-        if bool(lost.any()):
-            number = int(member[lost][0])
-            role, version = role_and_version(number, len(self.live))
-            name = f"{list(self.live)[role]}@{version}"
-            there = sorted(n for n in numbers.tolist() if n)
-            raise DataError(
-                f"an episode is played by member {name} (number {number}), which is no longer in the pool (numbers {there}); "
-                "another opponent must not finish it. Please report this as a bug"
-            )
-        return found
+        code = (-2 - member).clamp(min=0)
+        coded = (member < RANDOM) & (numbers[code.clamp(max=len(numbers) - 1)] > 0)
+        found = torch.where(coded, code, found)
+        return found, (found < 0) & (member > 0)
+
+    def _refuse(self, number: int) -> None:
+        """Raise for a member that is to act and is not there."""
+        role, version = role_and_version(number, len(self.live))
+        name = f"{list(self.live)[role]}@{version}"
+        there = sorted(n for n in self._league[NUMBERS].tolist() if n)
+        raise DataError(
+            f"an episode is played by member {name} (number {number}), which is no longer in the pool (numbers {there}); "
+            "another opponent must not finish it. Please report this as a bug"
+        )
 
     def _by_place(self, rows: Batch, places: Tensor, *, greedy: bool) -> Batch:
         """The replies of all rows, each by the network at its place."""
@@ -202,6 +211,19 @@ class PoolNet:
                 if key not in found:
                     found[key] = x.new_zeros((len(places), *x.shape[1:]))
                 found[key][index] = x
+        return found
+
+    def of_all(self, rows: Batch, places: Tensor, *, greedy: bool) -> Batch:
+        """`_by_place`, in which every network answers every row."""
+        num_roles, found = len(self.live), self._at_random(rows)
+        given = [(places == i, net.act(rows, greedy=greedy)) for i, net in enumerate(self.live.values())]
+        if self._stacked is not None:
+            given.append((places >= num_roles, self._stacked.of_all(rows, (places - num_roles).clamp(min=0))))
+        else:
+            given += [(places == i, net.act(rows)) for i, net in enumerate(self._copies, start=num_roles)]
+        for mine, reply in given:
+            for key, x in found.items():
+                found[key] = torch.where(mine.view(-1, *[1] * (x.dim() - 1)), reply[key], x)
         return found
 
     def _answer(self, rows: Batch, place: int, places: Tensor, *, greedy: bool) -> Batch:
@@ -269,6 +291,16 @@ class PoolNet:
     def _nets(self) -> list[Any]:
         nets: list[nn.Module] = [*self.live.values(), *self._copies]
         return nets
+
+
+def on_host(x: Tensor) -> bool:
+    """Whether it costs nothing to look at `x`."""
+    return x.device.type == "cpu"
+
+
+def is_recording(x: Tensor) -> bool:
+    """Whether a CUDA graph is being recorded on the device of `x`."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _choose(weights: Tensor, noise: Tensor) -> Tensor:

@@ -49,12 +49,24 @@ class StackedActors:
         x = self._torso(self._seen(rows, member))[order]
         padded = x.new_zeros(self.num_members, int(counts.max()), x.shape[1])
         padded[of, place] = x
-        for i, (weight, bias) in enumerate(self._layers):
-            padded = torch.baddbmm(bias, padded if i == 0 else self._activation(padded), weight)
+        padded = self._scores(padded)
         scores = torch.empty(len(of), padded.shape[2], device=x.device)
         scores[order] = padded[of, place]
         action, logprob = self._net.head.sample(scores, rows["noise"], rows.get("action_mask"), None)
         return Batch({"action": action, "logprob": logprob})
+
+    def of_all(self, rows: Batch, member: Tensor) -> Batch:
+        """`act`, in which every network scores every row: more work, and no shape that depends on `member`."""
+        x = self._torso(self._seen(rows, member))
+        scores = self._scores(x.expand(self.num_members, -1, -1))[member, torch.arange(len(member), device=member.device)]
+        action, logprob = self._net.head.sample(scores, rows["noise"], rows.get("action_mask"), None)
+        return Batch({"action": action, "logprob": logprob})
+
+    def _scores(self, x: Tensor) -> Tensor:
+        """`[K, N, I] -> [K, N, S]`, each network on its own rows."""
+        for i, (weight, bias) in enumerate(self._layers):
+            x = torch.baddbmm(bias, x if i == 0 else self._activation(x), weight)
+        return x
 
     def _seen(self, rows: Batch, member: Tensor) -> Mapping[str, Tensor]:
         """What the networks see: normalised by their own statistics where that is on (`layers.RunningMeanStd`)."""

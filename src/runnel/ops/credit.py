@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from runnel.core.contracts.learning import Collective
 from runnel.ops.returns import gae
 
 
@@ -114,6 +115,31 @@ def group_advantage(rewards: Tensor, group: Tensor, *, scale: bool, eps: float =
     return centred / (spread + eps) if scale else centred
 
 
+def batch_spread(x: Tensor, collective: Collective) -> Tensor:
+    """The sample standard deviation of `x` over all rows of all ranks; 0 of a single one. `[R] -> []`"""
+    kept = x.double()
+    total, count = collective.all_reduce(torch.stack([kept.sum(), torch.full_like(kept.sum(), len(kept))]))
+    squares = collective.all_reduce(((kept - total / count.clamp(min=1.0)) ** 2).sum())
+    spread: Tensor = (squares / (count - 1.0).clamp(min=1.0)).sqrt()
+    return spread.to(x.dtype)
+
+
+def relative_advantage(rewards: Tensor, group: Tensor, *, by: str, collective: Collective, eps: float = 1e-6) -> Tensor:
+    """Reward minus the group's mean, over the deviation of the group, of the whole batch, or of nothing. `[R], [R] -> [R]`
+
+    `by`: group (GRPO), batch (Liu et al. 2025, "Tricks or traps", arXiv:2508.08221: a prompt on which nearly all answers are
+    alike is not blown up), none (Dr. GRPO). The deviation of the batch is that of the rewards themselves, over all ranks.
+
+    >>> from runnel.core.contracts.learning import SingleProcess
+    >>> rewards, group = torch.tensor([1.0, 0.0, 3.0, 0.0]), torch.tensor([0, 0, 1, 1])
+    >>> relative_advantage(rewards, group, by="batch", collective=SingleProcess()).round(decimals=3).tolist()
+    [0.354, -0.354, 1.061, -1.061]
+    """
+    if by != "batch":
+        return group_advantage(rewards, group, scale=by == "group", eps=eps)
+    return group_advantage(rewards, group, scale=False, eps=eps) / (batch_spread(rewards, collective) + eps)
+
+
 def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
     """Reward minus the mean of the others of its group: RLOO (Ahmadian et al. 2024, arXiv:2402.14740). `[R], [R] -> [R]`
 
@@ -137,6 +163,25 @@ def against_baseline_row(rewards: Tensor, group: Tensor, is_baseline: Tensor) ->
     [0.0, 0.5, -0.5]
     """
     return rewards - group_sum(rewards * is_baseline, group)
+
+
+def kept_of_group(rewards: Tensor, group: Tensor, how: str) -> Tensor:
+    """Which rows of each group are kept: all, the best, or the best and the worst. `[R], [R] -> [R] bool`
+
+    Of equal rows the first one is the best; a group in which all are equal has no worst.
+
+    >>> kept_of_group(torch.tensor([0.0, 2.0, 1.0, 1.0, 1.0]), torch.tensor([0, 0, 0, 1, 1]), "best_worst").tolist()
+    [True, True, False, True, False]
+    """
+    if how == "all":
+        return torch.ones_like(group, dtype=torch.bool)
+    kept = torch.zeros_like(group, dtype=torch.bool)
+    for g in torch.unique(group).tolist():
+        rows = (group == g).nonzero().squeeze(1)
+        kept[rows[rewards[rows].argmax()]] = True
+    if how == "best_worst":
+        kept[best_and_worst(rewards, group)[1]] = True
+    return kept
 
 
 def best_and_worst(rewards: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:

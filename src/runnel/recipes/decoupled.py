@@ -17,6 +17,11 @@ class Config(rl.PromptConfig):
     staleness: rl.StalenessConfig = field(default_factory=lambda: rl.StalenessConfig(mode="window"))
     decoupled: rl.llm.DecoupledConfig = field(default_factory=rl.llm.DecoupledConfig)
 
+    def unused(self) -> dict[str, str]:
+        """Settings, or groups of them, that this run would not read, and why."""
+        why = "sampling is not cut, so there is one log-probability; set top_k, top_p or min_p"
+        return super().unused() | ({} if self.sampling.truncates else {"decoupled.behaviour_from": why})
+
     def check(self) -> None:
         """Raise a `ConfigError` for settings that cannot work together."""
         super().check()

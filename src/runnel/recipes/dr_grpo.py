@@ -8,16 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import runnel as rl
+from runnel.recipes import grpo
 
 
 @dataclass(frozen=True)
-class Config(rl.PromptConfig):
-    """Dr. GRPO (llm/algorithms/grpo.py)."""
+class Config(grpo.Config):
+    """Dr. GRPO (llm/algorithms/grpo.py): the advantage is the reward minus the mean of its group. The loss is summed, and
+    divided by rows times the token limit."""
 
-    grpo: rl.llm.GRPOConfig = field(default_factory=rl.llm.GRPOConfig)
+    grpo: rl.llm.GRPOConfig = field(default_factory=lambda: rl.llm.GRPOConfig(normalise="none", aggregation="constant"))
 
 
-def build(c: Config) -> rl.Experiment:
-    """The advantage is the reward minus the mean of its group. The loss is summed, and divided by rows times the token
-    limit."""
-    return rl.prompt_graph(c, lambda task: rl.llm.DrGRPO(c.grpo, channels=task.channels, max_tokens=task.sizes.completion))
+build = grpo.build

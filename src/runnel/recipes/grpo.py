@@ -20,4 +20,4 @@ class Config(rl.PromptConfig):
 
 def build(c: Config) -> rl.Experiment:
     """Each completion is compared with the others of its prompt."""
-    return rl.prompt_graph(c, lambda task: rl.llm.GRPO(c.grpo, channels=task.channels))
+    return rl.prompt_graph(c, lambda task: rl.llm.GRPO(c.grpo, channels=task.channels, max_tokens=task.sizes.completion))

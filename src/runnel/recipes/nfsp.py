@@ -60,4 +60,5 @@ def build(c: Config) -> rl.Experiment:
         return rl.agents.NFSPLearner(c.nfsp, net, seed=seed, collective=ranks, device=c.device)
 
     replies = rl.nets.NFSPNet.replies
-    return rl.graphs.team_graph(c, task, network=network, learner=learner, played=played, replies=replies)
+    why = "nfsp keeps its memories of decisions there; use selfplay or ippo"
+    return rl.graphs.team_graph(c, task, network=network, learner=learner, played=played, replies=replies, stays_on_cpu=why)

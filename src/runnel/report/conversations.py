@@ -90,7 +90,7 @@ def _by_turns(both: Sequence[Counts]) -> Table:
             success = [None if turns.passed is None else turns.passed / turns.num] if knows else []
             cells += [turns.num, *success, turns.total_return / turns.num]
         rows.append(cells)
-    note = "Success: the share that reached the reward that counts as passed." if knows else ""
+    note = "Success: the share whose reward in sum was at least eval.pass_reward." if knows else ""
     return Table("conversations-turns", "Success by number of turns", ["turns", *_heads(*names, both=both)], rows, note)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from runnel.report.conversations import ENDS
 from runnel.report.page import fold, notices, text
 from runnel.track.files import is_regular
 from runnel.track.folder import Row, read_rows
@@ -33,11 +34,12 @@ def _talk(talk: Row) -> str:
     turns = talk.get("turns")
     known = turns if isinstance(turns, list) else []
     value = f'<span class="reward">return {short(talk["return"])}</span>' if is_number(talk.get("return")) else ""
-    end = f" · ended by {text(talk['reason'])}" if talk.get("reason") else ""
+    reason = str(talk.get("reason") or "")
+    end = f" · {text(ENDS.get(reason, reason))}" if reason else ""
+    who = f" · {text(talk['agent'])}" if talk.get("agent") else ""
     said = "".join(_message(message, known) for message in talk["messages"] if isinstance(message, Mapping))
-    return (
-        f'<div class="sample">{value}<span class="soft small">version {text(talk.get("version", "–"))}{end}</span>{said}</div>'
-    )
+    head = f'<div class="soft small">version {text(talk.get("version", "–"))}{who}{end}</div>'
+    return f'<div class="sample">{value}{head}{said}</div>'
 
 
 def _message(message: Mapping[str, object], turns: Sequence[object]) -> str:
@@ -47,7 +49,9 @@ def _message(message: Mapping[str, object], turns: Sequence[object]) -> str:
     number = f" · turn {at + 1}" if turn and isinstance(at, int) else ""
     head = " · ".join([f"{message.get('role', '')}{name}{number}", *_numbers(turn)])
     calls = message.get("tool_calls")
+    unread = message.get("tool_errors")
     lines = [_cut(message.get("content")), *map(_call, calls if isinstance(calls, list) else [])]
+    lines += [_unread(as_table(error)) for error in (unread if isinstance(unread, list) else [])]
     return f'<span class="soft small">{text(head)}</span><pre>{text(chr(10).join(filter(None, lines)))}</pre>'
 
 
@@ -63,6 +67,11 @@ def _numbers(turn: Mapping[str, object]) -> list[str]:
 def _call(call: object) -> str:
     made = as_table(as_table(call).get("function"))
     return _cut(f"→ {made.get('name', '?')}({json.dumps(made.get('arguments'), ensure_ascii=False)})")
+
+
+def _unread(error: Mapping[str, object]) -> str:
+    """A call that could not be read."""
+    return _cut(f"not a call ({error.get('kind', '?')}): {error.get('text', '')}")
 
 
 def _cut(content: object) -> str:

@@ -249,7 +249,8 @@ class Ledger:
                 self._trouble(f"{kind} {mistake(event['error'])}", text)
             elif kind == "call_retried":
                 self._faults[kind] = self._faults.get(kind, 0) + 1
-                text = f"{event['worker']}: a reward was called again: {event['reason']} {event['prompt']}"
+                what = event.get("what", "a reward was called again")
+                text = f"{event['worker']}: {what}: {event['reason']} {event['prompt']}"
                 self._trouble(f"{kind} {mistake(event['reason'])}", text)
             else:
                 self.note(f"{event['worker']}: {event['text']}", level=event.get("level", "info"))
@@ -313,7 +314,7 @@ class Ledger:
         self._counts.add(self.version, self.steps, self.tokens)
         due = self.version % self._log_every == 0 or self.progress >= 1.0
         beside = self._beside()
-        metrics = self._mean(event["metrics"], due) | beside
+        metrics = self._mean(event["metrics"], due) | event.get("counted", {}) | beside
         row = {k: event[k] for k in ("kind", "version", "steps", "tokens", "progress", "sample_ids")}
         before = self.stop_reason
         try:  # the callback comes before the row is written, because the row holds what the callback logs
@@ -336,7 +337,8 @@ class Ledger:
         name = event["worker"]
         self.streams = {**self.streams, **event["streams"]}
         self._others = {k: v for k, v in self._others.items() if not k.startswith(f"{name}/")}
-        self._others |= {f"{name}/{k}": v for k, v in {**event["metrics"], "version": float(event["version"])}.items()}
+        numbers = {**event["metrics"], **event.get("counted", {}), "version": float(event["version"])}
+        self._others |= {f"{name}/{k}": v for k, v in numbers.items()}
 
     def _beside(self) -> dict[str, float]:
         """Metrics beside those of the learner: other trainers, recent episodes, faults, weight checks of engines."""

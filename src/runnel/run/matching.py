@@ -135,11 +135,11 @@ def _agreed(found: Sequence[Named], env: Target | None, kwargs: Mapping[str, Any
         return env, dict(kwargs or {})
     tasks = {json.dumps(one.task, default=str, sort_keys=True): one for one in found if one.task is not None}
     if not tasks:
-        raise ConfigError("env", None, "none of these players comes from a run; say which environment they play")
+        raise ConfigError("env", None, "none of these players comes from a run; name what they play with --env (env=...)")
     if len(tasks) > 1:
         first, second = list(tasks.values())[:2]
-        fix = f"{first.player.name} was trained on {first.task}, and {second.player.name} on {second.task}; say which is played"
-        raise ConfigError("env", None, fix)
+        played = f"{first.player.name} was trained on {first.task}, and {second.player.name} on {second.task}"
+        raise ConfigError("env", None, f"{played}; name one with --env (env=...)")
     (task,) = (one.task for one in tasks.values())
     assert task is not None
     return task[0], dict(task[1] if kwargs is None else kwargs)

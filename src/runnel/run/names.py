@@ -47,14 +47,32 @@ RECIPES = {
     "gspo": "runnel.recipes.gspo",
     "aipo": "runnel.recipes.aipo",
     "decoupled": "runnel.recipes.decoupled",
+    "reinforce_plus_plus": "runnel.recipes.reinforce_plus_plus",
+    "stable_reinforce": "runnel.recipes.stable_reinforce",
+    "cispo": "runnel.recipes.cispo",
+    "topr": "runnel.recipes.topr",
+    "opmd": "runnel.recipes.opmd",
+    "pacs": "runnel.recipes.pacs",
+    "oreal": "runnel.recipes.oreal",
+    "a_lol": "runnel.recipes.a_lol",
+    "raft": "runnel.recipes.raft",
+    "clip_cov": "runnel.recipes.clip_cov",
+    "kl_cov": "runnel.recipes.kl_cov",
     "token_ppo": "runnel.recipes.token_ppo",
+    "ppo_max": "runnel.recipes.ppo_max",
     "gigpo": "runnel.recipes.gigpo",
     "turn_ppo": "runnel.recipes.turn_ppo",
     "loop": "runnel.recipes.loop",
     "grpo_roc": "runnel.recipes.grpo_roc",
     "spa": "runnel.recipes.spa",
     "online_dpo": "runnel.recipes.online_dpo",
+    "rebel": "runnel.recipes.rebel",
+    "inpo": "runnel.recipes.inpo",
     "dpo": "runnel.recipes.dpo",
+    "simpo": "runnel.recipes.simpo",
+    "cpo": "runnel.recipes.cpo",
+    "orpo": "runnel.recipes.orpo",
+    "rrhf": "runnel.recipes.rrhf",
     "reward_model": "runnel.recipes.reward_model",
     "make_pairs": "runnel.recipes.make_pairs",
     "sft": "runnel.recipes.sft",
@@ -102,7 +120,13 @@ ALGORITHMS = {
     "loop": "leave-one-out credit with PPO's clip, one copy of the weights (llm/algorithms/loop.py)",
     "grpo_roc": "GRPO on a part of each group, which prefers clean tool calls (llm/algorithms/grpo_roc.py)",
     "spa": "GRPO by turn, with rewards that an estimator shares out (llm/algorithms/spa.py)",
-    "dpo": "direct preference optimisation on pairs (llm/algorithms/dpo.py)",
+    "dpo": "direct preference optimisation on pairs; also IPO, a hinge, noisy pairs (llm/algorithms/dpo.py)",
+    "simpo": "preferences by mean log-probability, with a gap and without a reference (llm/algorithms/contrast.py)",
+    "cpo": "DPO without a reference, beside cross entropy (llm/algorithms/contrast.py)",
+    "orpo": "fine-tuning on chosen answers, with an odds ratio against rejected ones (llm/algorithms/contrast.py)",
+    "rrhf": "the better of two answers shall be likelier, and is imitated (llm/algorithms/contrast.py)",
+    "rebel": "regression of log-ratios to differences of rewards (llm/algorithms/regression.py)",
+    "inpo": "regression towards the Nash policy of a preference game (llm/algorithms/regression.py)",
     "online_dpo": "DPO on the best and the worst of the policy's own completions (llm/algorithms/dpo.py)",
     "reward_model": "Bradley-Terry reward model from pairs (llm/algorithms/reward_model.py)",
     "sft": "supervised fine-tuning on demonstrations (llm/algorithms/sft.py)",
@@ -115,6 +139,18 @@ ALGORITHMS = {
     "gspo": "GRPO with the ratio of whole sequences (llm/algorithms/gspo.py)",
     "aipo": "policy gradient with truncated importance weights, asynchronous (llm/algorithms/aipo.py)",
     "decoupled": "PPO around a recent policy, asynchronous: AReaL's loss (llm/algorithms/decoupled.py)",
+    "reinforce_plus_plus": "PPO without a critic, credit by batch, KL by token (llm/algorithms/reinforce_plus_plus.py)",
+    "stable_reinforce": "REINFORCE++ with a bounded ratio and without far advantages (llm/algorithms/reinforce_plus_plus.py)",
+    "cispo": "GRPO whose clip bounds the weights of tokens, not their gradients (llm/algorithms/cispo.py)",
+    "topr": "off-policy REINFORCE that tapers bad completions (llm/algorithms/topr.py)",
+    "opmd": "policy mirror descent, Kimi k1.5's loss and length reward (llm/algorithms/opmd.py)",
+    "pacs": "rewards as labels of the log-ratio, by cross entropy (llm/algorithms/pacs.py)",
+    "oreal": "imitation of right completions, policy gradient of wrong ones (llm/algorithms/oreal.py)",
+    "a_lol": "policy gradient of completions better than their group (llm/algorithms/a_lol.py)",
+    "raft": "imitation of the best completions: RAFT, expert iteration (llm/algorithms/raft.py)",
+    "clip_cov": "GRPO without the tokens by which entropy falls (llm/algorithms/covariance.py)",
+    "kl_cov": "GRPO that holds the tokens by which entropy falls (llm/algorithms/covariance.py)",
+    "ppo_max": "PPO with a critic in bounds, macro actions, filters (llm/algorithms/ppo_max.py)",
 }
 ENGINES = {
     "native": "token-by-token decoding with continuous batching, in process, any Hugging Face decoder",
@@ -142,6 +178,22 @@ def list_recipes() -> dict[str, str]:
 def list_pipelines() -> dict[str, str]:
     """The pipelines of this package, and what each does."""
     return {name: summary_of(module) for name, module in PIPELINES.items()}
+
+
+def list_worlds() -> dict[str, str]:
+    """Built-in conversations, each with the first line of its module, and how to name one's own."""
+    from runnel.llm.worlds import GAMES, WORLDS
+
+    found = {name: summary_of(target.partition(":")[0]) for name, target in {**WORLDS, **GAMES}.items()}
+    return found | {"FILE.py:NAME": "Your own environment: a class with reset and step (docs/guides/conversations.md)."}
+
+
+TOOLS = {
+    "calculator": "whole numbers, exact",
+    "python": "an interpreter in the sandbox, with memory for the conversation",
+    "search:PATH": "a search in a folder of texts, or in a file of JSON lines",
+    "FILE.py:NAME": "your own: a function with types and a docstring (docs/guides/tools.md)",
+}
 
 
 def list_tasks() -> dict[str, str]:

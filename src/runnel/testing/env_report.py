@@ -62,5 +62,7 @@ class EnvReport(list[str]):
         lines = [f"{self.name}: {', '.join(counts) or 'nothing to complain about'} ({played})"]
         for kind, found in groups:
             for text in found:
-                lines += textwrap.wrap(text, _WIDTH, initial_indent=f"  {kind:<8} ", subsequent_indent=" " * 11)
+                said, *code = text.splitlines()  # lines of a user's code stay lines
+                lines += textwrap.wrap(said, _WIDTH, initial_indent=f"  {kind:<8} ", subsequent_indent=" " * 11)
+                lines += [f"{' ' * 11}{line}" for line in code]
         return "\n".join(lines)

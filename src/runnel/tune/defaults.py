@@ -55,16 +55,42 @@ SPACES: dict[str, dict[str, str]] = {
     "dapo": {"learner.lr": LM_RATE, "dapo.clip_high": "{0.2, 0.28, 0.4}", "dapo.kl_coef": KL},
     **{
         name: {"learner.lr": LM_RATE, f"{name}.kl_coef": KL}
-        for name in ("gspo", "aipo", "decoupled", "rloo", "reinforce", "remax")
+        for name in (
+            "gspo",
+            "aipo",
+            "decoupled",
+            "rloo",
+            "reinforce",
+            "remax",
+            "topr",
+            "opmd",
+            "pacs",
+            "oreal",
+            "a_lol",
+            "raft",
+        )
     },
     **{
         name: {"learner.lr": LM_RATE, f"{name}.clip_high": CLIP, f"{name}.kl_coef": KL}
         for name in ("gigpo", "loop", "grpo_roc")
     },
+    "cispo": {"learner.lr": LM_RATE, "cispo.max_ratio": "{2, 5, 10}", "cispo.kl_coef": KL},
+    "reinforce_plus_plus": {"learner.lr": LM_RATE, "reinforce_plus_plus.clip_high": CLIP, "reinforce_plus_plus.kl_coef": KL},
+    **{
+        name: {"learner.lr": LM_RATE, "covariance.share": "log(1e-4, 1e-2)", "covariance.kl_coef": KL}
+        for name in ("clip_cov", "kl_cov")
+    },
+    "ppo_max": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "ppo_max.kl_coef": KL, "ppo_max.macro": "{1, 3, 5}"},
     "spa": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "spa.clip_high": CLIP, "spa.kl_coef": KL},
     "turn_ppo": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "turn_ppo.kl_coef": KL},
     "token_ppo": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "ppo.kl_coef": KL},
     "dpo": {"learner.lr": LM_RATE, "dpo.beta": "log(0.01, 1)"},
+    "simpo": {"learner.lr": LM_RATE, "simpo.beta": "log(1, 10)", "simpo.gap": "{0.3, 1.0, 1.6}"},
+    "cpo": {"learner.lr": LM_RATE, "cpo.beta": "log(0.01, 1)"},
+    "orpo": {"learner.lr": LM_RATE, "orpo.odds_coef": "log(0.03, 1)"},
+    "rrhf": {"learner.lr": LM_RATE, "rrhf.chosen_coef": "{0.1, 0.3, 1.0}"},
+    "rebel": {"learner.lr": LM_RATE, "rebel.eta": "log(0.1, 10)"},
+    "inpo": {"learner.lr": LM_RATE, "inpo.eta": "log(0.02, 1)"},
     "sft": {"learner.lr": LM_RATE},
 }
 """By algorithm: the name of the recipe, or of a group of fields in its config."""

@@ -311,7 +311,8 @@ def test_a_run_that_starts_from_another_has_its_policy_as_first_member() -> None
         obs=torch.ones(2, 3), noise=torch.full((2, acts.noise_size), 0.4), **{LINEUP: torch.tensor([[MAIN, FIRST]] * 2)}
     )
     found = acts.act(asked)
-    assert torch.equal(found["logprob"][0], found["logprob"][1])
+    # two networks of equal weights, of which each has one row: some processors round their products differently
+    torch.testing.assert_close(found["logprob"][0], found["logprob"][1], rtol=1e-6, atol=0.0)
 
 
 def test_roles_and_settings_are_those_of_the_pool() -> None:

@@ -140,7 +140,7 @@ def test_a_folder_of_somebody_else_runs_no_code_unless_it_is_trusted(
         (["RUN", "--tools", "nothing"], "tools"),
         (["MODEL", "--play"], "play"),
         (["nowhere", "--best"], "best"),
-        (["nowhere"], "model"),
+        (["nowhere"], "policy"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(

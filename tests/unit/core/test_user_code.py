@@ -134,3 +134,10 @@ def test_every_name_that_is_offered_is_one_of_a_recipe() -> None:
     for names in OTHER_NAMES.values():
         for name in names:
             assert any(k == name or k.endswith(f".{name}") for k in known), name
+
+
+def test_the_constructor_of_a_dataclass_of_ours_is_no_line_of_the_user(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    error = raised(file, "from runnel.core.contracts.chat import Turn\ndef f():\n    return Turn('x', 'one')\n")
+    assert brief(told(error)).endswith(f"({file}:3, in f)")
+    assert "<string>" not in frames(error)

@@ -33,7 +33,7 @@ class Chase(TeamWorld, ArrayEnv):
         self.state_spec = ArraySpec((2,)) if known else None
 
     def initial(self, num: int, generator: torch.Generator) -> Batch:
-        return Batch(sum=torch.ones(num), t=torch.zeros(num))
+        return Batch(sum=torch.ones(num, device=generator.device), t=torch.zeros(num, device=generator.device))
 
     def transition(self, state: Any, actions: Any) -> Any:
         stack = torch.stack if isinstance(state["t"], torch.Tensor) else np.stack
@@ -102,6 +102,10 @@ def legal_actions(vector: Any, rng: np.random.Generator) -> dict[str, torch.Tens
     for policy, out in vector.outs.items():
         action = vector.sides[policy].spec.action
         num = action.num_actions
+        if action.kind == "multi":  # of choices
+            words = [rng.integers(part.num_actions, size=len(out.reward)) for part in action.parts]
+            found[policy] = torch.from_numpy(np.stack(words, 1))
+            continue
         if not num:  # continuous
             found[policy] = torch.from_numpy(rng.uniform(-1.0, 1.0, (len(out.reward), *action.shape)).astype(np.float32))
             continue

@@ -50,12 +50,12 @@ HUNT = ("adversary_.*=hunters", "agent_.*=prey")
                 (partial(Chase, known=True), KINDS),
                 (Leduc, ("player_0=first", "player_1=second")),
                 (TicTacToe, ONE),
-                (partial(Spread, N=2, max_cycles=3), ONE),
                 (TwoStep, ONE),
                 (partial(MatrixGame, rounds=2), ONE),
             )
         ),
-        # numpy and torch round these differently
+        # numpy and torch round these differently, on some processors
+        (partial(Spread, N=2, max_cycles=3), ONE, False),
         (partial(Tag, max_cycles=3), HUNT, False),
         (partial(Reference, max_cycles=4), ONE, False),
     ],
@@ -204,7 +204,7 @@ def test_every_world_passes_its_checks_and_looks_the_same_in_numpy_and_in_tensor
         for vector in vectors:
             vector.send(actions)
         for first, second in zip(*(vector.outs.values() for vector in vectors), strict=True):
-            assert torch.allclose(first.obs["obs"], second.obs["obs"], atol=2e-5)
+            assert all(torch.allclose(x, second.obs[key], atol=2e-5) for key, x in first.obs.items())
             assert torch.allclose(first.reward, second.reward, atol=2e-5)
             assert torch.equal(first.terminated | first.truncated, second.terminated | second.truncated)
 

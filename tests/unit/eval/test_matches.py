@@ -211,7 +211,7 @@ def test_a_team_of_agents_is_one_seat_and_gets_their_mean() -> None:
         (["random", lambda agent, obs, mask, rng: None], {}, "chose None|is no action"),
         (["random", lambda agent, obs: 0], {}, "cannot be called .too many positional arguments"),
         (["random", Silent], {}, "cannot be called"),
-        (["random", lowest], {"env": None}, "say which environment they play"),
+        (["random", lowest], {"env": None}, "name what they play with --env"),
         (["random", lowest], {"episodes": 0}, "episodes = 0: use 1 or more"),
         (["random", lowest], {"openings": -1}, "openings = -1: use 0 or more"),
         (["random", lowest], {"env": "CartPole-v1"}, "environments of several agents have no ids"),

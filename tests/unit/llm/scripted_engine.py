@@ -106,6 +106,7 @@ def play(
     max_turns: int = 4,
     max_context: int = 2000,
     blocking: bool = False,
+    engine: type[ScriptedEngine] = ScriptedEngine,
     **talk: Any,
 ) -> Played:
     """Play until `groups` segments are committed or cancelled. Nothing may be lost on the way."""
@@ -120,8 +121,8 @@ def play(
         max_tokens=200,
         seed=1,
     )
-    engine = ScriptedEngine(say, tokenizer)
-    client: Any = FakeClient(engine)  # type: ignore[arg-type]
+    speaks = engine(say, tokenizer)
+    client: Any = FakeClient(speaks)  # type: ignore[arg-type]
     client.published[0] = ParamSet(0, {})
     channels, rows = tuple(task.turn_channels), max_turns if talk.get("history") == "template" else 1
     spec = rollout_stream(
@@ -135,7 +136,7 @@ def play(
         capacity=groups,
     )
     stream = FakeStream(spec, limit=groups)
-    played, limit = Played(stream, [], engine, []), time.monotonic() + 60
+    played, limit = Played(stream, [], speaks, []), time.monotonic() + 60
     while len(stream.committed) + len(stream.cancelled) < groups:
         assert time.monotonic() < limit, f"{len(stream.committed)} committed, {stream.cancelled}, {sampler.events()}"
         sampler.step({"policy": client}, {"rollouts": stream})

@@ -218,12 +218,13 @@ def test_a_recorded_group_has_one_role():
     config = TokenLearnerConfig(max_mismatch=1e9, warmup_updates=0)
     grpo = {"rollouts": GRPO(GRPOConfig(), channels={"exact": 1.0})}
     tiny = build_model(ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=256), VOCAB, seed=0)
-    learner = TokenLearner(config, tiny, algorithms=grpo, recorder=GroupRecorder(Letters(), every=1, channels={"exact": 1.0}))
+    recorder = GroupRecorder(Letters(), every=1, channels={"exact": 1.0}, agents=("left", "right"))
+    learner = TokenLearner(config, tiny, algorithms=grpo, recorder=recorder)
     told = []
     for _ in range(4):
         (event,) = learner.update(learner.prepare({"rollouts": segments}, progress=0.0)).events
         told.append((event["agent"], [row["reward"] for row in event["rows"]]))
-    assert told == [(1, [0.0, 5.0]), (0, [1.0, 2.0]), (1, [0.0, 5.0]), (0, [1.0, 2.0])]
+    assert told == [("right", [0.0, 5.0]), ("left", [1.0, 2.0]), ("right", [0.0, 5.0]), ("left", [1.0, 2.0])]
 
 
 # ---------------------------------------------------------------------------------------------------------- partners

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from runnel.core.contracts.chat import Turn
 from runnel.core.contracts.params import ParamSet
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.chat.config import TalkConfig
-from runnel.llm.chat.demos import ChatDemoSampler
+from runnel.llm.chat.demos import ChatDemoSampler, Script
 from runnel.llm.chat.dialects import Hermes, Parsed, make_call
 from runnel.llm.chat.sampler import ChatSampler
 from runnel.llm.chat.task import Tasks, make_chat_task
@@ -338,6 +339,50 @@ def test_scripted_conversations_go_on_as_they_were_begun():
     assert first._next(1000).tokens != other._next(1000).tokens
     other.restore(first.snapshot(), {})
     assert [first._next(1000).tokens for _ in range(3)] == [other._next(1000).tokens for _ in range(3)]
+
+
+class Opens:
+    """The tool `open` pays and ends the conversation, as its script knows."""
+
+    lane = "inline"
+    rewards: ClassVar = {"gold": 2.0}
+
+    def reset(self, task, *, seed):
+        return Turn("a door")
+
+    def step(self, message):
+        return Turn("still a door")
+
+    def script(self):
+        return {"content": "so", "tool_calls": [make_call(0, "open", {}), make_call(1, "open", {})]}
+
+    def tools(self):
+        return [tool(lambda: Turn("gold!", {"gold": 1.5}, terminated=True), name="open", description="Open it.")]
+
+
+def test_a_script_ends_where_a_tool_ends_the_conversation():
+    task = make_chat_task(Opens, talk=TalkConfig())
+    row, earned = Script(task, TOKENIZER, max_turns=6).play(task.train[0])
+    said = TOKENIZER.decode([one for one, trained in zip(row.tokens, row.fields["loss_mask"], strict=True) if trained])
+    assert said.count("<tool_call>") == 2, "one message of two calls, of which the first one ends it"
+    assert earned == 3.0
+
+
+class Ponders(Scripted):
+    """Its script thinks aloud, which the template forgets."""
+
+    def script(self):
+        return f"<think>\nhm {len(self.heard)}\n</think>\n\nI say {len(self.heard)}"
+
+
+def test_a_script_is_one_row_whatever_the_template_forgets(root):
+    if template("qwen3") is None:
+        pytest.skip("the template comes with the package trl")
+    t = chat_tokenizer("qwen3", root)
+    task = make_chat_task(Ponders, talk=TalkConfig(history="template"))
+    row, _ = Script(task, t, max_turns=4).play(task.train[0])
+    said = [tokens for tokens, trained in zip(row.tokens, row.fields["loss_mask"], strict=True) if trained]
+    assert t.decode(said).count("I say") == 3
 
 
 # ------------------------------------------------------------------------------------------------- rewritten histories

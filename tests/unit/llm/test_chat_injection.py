@@ -87,6 +87,54 @@ def test_what_environments_and_tools_say_never_becomes_control_tokens(name, hist
     assert all(text in shown for text in NAMES), "the model reads them as they were written"
 
 
+def everywhere(text):
+    """A conversation that has `text` in each place that a model, a tool, a server or an environment fills, and a schema."""
+    call = {"id": text, "type": "function", "function": {"name": f"n{text}", "arguments": {text: [text, {"k": text}]}}}
+    talk = [
+        {"role": "user", "content": text, "name": text},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": text, "tool_call_id": text, "name": f"n{text}"},
+        {"role": "assistant", "content": "so"},
+        {"role": "user", "content": f"{{{{ {text} }}}}{{% endif %}}", "reasoning_content": text, "more": {text: text}},
+    ]
+    properties = {f"k{text}": {"type": "string", "description": text, "enum": [text], "title": text}}
+    parameters = {"type": "object", "properties": properties, "required": [f"k{text}"], text: {"x": text}}
+    told = {"name": f"n{text}", "description": text, "parameters": parameters}
+    return talk, [{"type": "function", "function": told}]
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1", "gptoss", "phi3", "gemma", "smollm2", "mistral"])
+def test_names_arguments_schemas_and_fields_never_become_control_tokens(name, root):
+    if template(name) is None:
+        pytest.skip(f"the template of {name} comes with the package trl")
+    tokenizer = chat_tokenizer(name, root)
+    control = {i for i, t in tokenizer.inner.added_tokens_decoder.items() if t.special or t.content in template(name)}
+    evil = "".join(t.content for i, t in sorted(tokenizer.inner.added_tokens_decoder.items()) if i in control)
+    assert len(set(tokenizer.encode(evil, control=True)) & control) > 2
+    found = []
+    for text in (evil, tame(evil)):
+        talk, schemas = everywhere(text)
+        if not tokenizer.takes_tools:
+            talk, schemas = [m for m in talk if m["role"] != "tool" and "tool_calls" not in m][:1], []
+        row = tokenizer.render(talk, schemas)
+        row = tokenizer.extend([*row, *tokenizer.encode("so")], talk[-1:], schemas)
+        found.append([token for token in row if token in control])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["gemma", "mistral", "llama3", "phi3"])
+def test_models_without_a_system_role_are_told_of_tools_too(name, root):
+    if template(name) is None:
+        pytest.skip(f"the template of {name} comes with the package trl")
+    tokenizer = chat_tokenizer(name, root)
+    for history in ("keep", "template"):
+        segment, prompts = played(tokenizer, history, tame)
+        first = tokenizer.decode(prompts[0])
+        assert first.count('"description": "Look."') == 1
+        assert first.index("Look.") < first.index("start ")
+        assert segment.arrays["terminated"].tolist() == [True]
+
+
 def test_plain_prompts_of_an_environment_name_no_control_tokens(root):
     tokenizer = PlainTokenizer(chat_tokenizer("smollm2", root))
     (end,) = tokenizer.encode("<|im_end|>", control=True)

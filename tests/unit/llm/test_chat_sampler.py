@@ -162,8 +162,72 @@ def assert_equal(expected, found, *, times=False):
 @pytest.mark.parametrize("steps", [1, 2, 7, 13, 19])
 @pytest.mark.parametrize("env", [Echo, NoState])
 def test_a_snapshot_in_the_middle_of_conversations_goes_on_bit_for_bit(env, steps):
-    expected, found, _ = resumed(lambda: sampler_of(env), steps)
+    began = time.perf_counter()
+    expected, found, events = resumed(lambda: sampler_of(env), steps)
     assert_equal(expected, found)
+    took = time.perf_counter() - began
+    assert all(e["engine_s"] <= e["turns"] * took for e in events if e["kind"] == "episode"), "the time of this play alone"
+
+
+def env_whose_state(get):
+    """`Echo`, with another way to be saved."""
+
+    class Odd(Echo):
+        def get_state(self):
+            return get(self)
+
+    return Odd
+
+
+class Awaited(Echo):
+    """All that it does must be awaited."""
+
+    lane = "async"
+
+    async def step(self, message):
+        return super().step(message)
+
+    async def get_state(self):
+        return super().get_state()
+
+    async def set_state(self, state):
+        super().set_state(state)
+
+
+def test_a_state_that_must_be_awaited_is_put_back():
+    expected, found, events = resumed(lambda: sampler_of(Awaited), 7)
+    assert_equal(expected, found)
+    assert not [e for e in events if e["kind"] == "call_retried"]
+
+
+def no_state(env):
+    raise OSError("no state")
+
+
+@pytest.mark.parametrize(
+    ("get", "words"),
+    [
+        (no_state, "OSError: no state"),
+        (lambda env: None, "get_state gave None; give a dict of plain data"),
+        (lambda env: {"heard": {*env.heard}}, "a checkpoint holds data only; set is not"),
+        (lambda env: time.sleep(3600), "timeout after 0.2 s (talk.step_timeout_s)"),
+    ],
+)
+def test_a_state_that_cannot_be_saved_is_told_once_and_the_conversation_played_again(get, words):
+    env = env_whose_state(get)
+    env.lane = "thread"
+    made: list[ChatSampler] = []
+
+    def make():
+        made.append(sampler_of(env, step_timeout_s=0.2 if words.startswith("timeout") else 30.0))
+        return made[-1]
+
+    expected, found, events = resumed(make, 7, capacity=2)
+    assert_equal(expected, found)
+    assert not [e for e in events if e["kind"] == "call_retried"], "all are brought back"
+    told = [e["text"] for e in made[0].events() if e.get("level") == "warning"]
+    assert len(told) == 1
+    assert words in told[0]
 
 
 class Drifts(NoState):
@@ -211,7 +275,7 @@ def test_a_failed_conversation_is_begun_anew_and_no_reward():
     assert len(stream.committed) == 1
     assert stream.committed[0].header.used["U"] == 3 * N
     reasons = [e["reason"] for e in sampler.events() if e["kind"] == "call_retried"]
-    assert reasons == ["conversation: environment_failed: step: RuntimeError: the socket is gone"] * 2
+    assert reasons == ["environment_failed: step: RuntimeError: the socket is gone"] * 2
 
 
 def test_an_environment_that_goes_on_failing_cancels_its_group_and_in_the_end_the_run():
@@ -249,7 +313,7 @@ def test_an_environment_that_hangs_holds_up_nobody_else_and_is_a_failure_with_it
     assert len(stream.committed) == 3
     assert done_before == 2, "other groups are through before the hanging one is given up"
     reasons = [e["reason"] for e in sampler.events() if e["kind"] == "call_retried"]
-    assert reasons == ["conversation: environment_failed: step: timeout after 0.5 s (talk.step_timeout_s)"]
+    assert reasons == ["environment_failed: step: timeout after 0.5 s (talk.step_timeout_s)"]
     sampler.close()
 
 

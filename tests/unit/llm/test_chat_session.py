@@ -205,6 +205,18 @@ def test_a_watched_conversation_tells_messages_and_what_they_earn_in_order():
     assert told == ["begin", "one", {"reward": 1.0}, "on", "two", {"reward": 1.0, "style": -2.0}, "done", "terminated"]
 
 
+def test_what_an_environment_lets_an_assistant_say_stays_in_its_place():
+    class Shows(Paying):
+        def reset(self, task, *, seed):
+            super().reset(task, seed=seed)
+            return Turn([{"role": role, "content": text} for role, text in [("user", "1"), ("assistant", "2"), ("user", "3")]])
+
+    task = make_chat_task(Shows, talk=TalkConfig())
+    happened = list(watch(task, voice_of(Scripted("one", "two")), task.eval[0]))
+    told = [h.message["content"] if h.message else h.reason or dict(h.rewards) for h in happened]
+    assert told[:6] == ["1", "2", "3", "one", {"reward": 1.0}, "on"]
+
+
 def test_an_environment_that_fails_is_told():
     class Failing(Paying):
         def step(self, message):

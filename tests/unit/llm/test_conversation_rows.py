@@ -7,14 +7,14 @@ import pytest
 import torch
 from made_tokens import VOCAB, group, talk
 from test_group_recording import Letters
-from test_token_algorithms import ALGORITHMS
+from test_token_algorithms import ALGORITHMS, ON_PAIRS
 
 from runnel.core.contracts.learning import SingleProcess
 from runnel.core.errors import DataError
 from runnel.core.sharding.batch_split import cut
 from runnel.llm.algorithms.base import aggregate
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
-from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
+from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig, token_rewards
 from runnel.llm.learning.batches import join_rows, merge, token_owner
 from runnel.llm.learning.drift import version_stats
 from runnel.llm.learning.in_parts import TokenLearnerInParts
@@ -26,7 +26,7 @@ from runnel.llm.tasks import Example, TextTask
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
 REWARDS = ([1.0, 0.0, 0.5], [0.0, 3.0, 0.0])
-ON_ROLLOUTS = [name for name in ALGORITHMS if name not in ("dpo", "reward_model", "sft")]
+ON_ROLLOUTS = [name for name in ALGORITHMS if name not in (*ON_PAIRS, "sft")]
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_a_conversation_trains_alike_as_one_row_and_as_a_row_for_each_turn(name,
     assert found["trajectory"].abs().max() > 1e-4
     assert torch.allclose(found["trajectory"], found["turn"], rtol=1e-5, atol=1e-8)
     rows = {rows_of: made.pop("rows_per_trajectory", 1.0) for rows_of, made in metrics.items()}
-    assert name == "online_dpo" or rows["turn"] > rows["trajectory"] == 1.0
+    assert name in ("online_dpo", "rebel", "inpo") or rows["turn"] > rows["trajectory"] == 1.0
     for key, value in metrics["trajectory"].items():
         assert metrics["turn"][key] == pytest.approx(value, rel=1e-5, abs=1e-7), key
 
@@ -138,7 +138,7 @@ def test_rewards_of_turns_lie_at_their_last_tokens_and_add_up():
     ends = [int(rows["row_start"][r] + e) - 1 for r, e in zip(rows["turn_row"], rows["turn_end"], strict=True)]
     assert rows["token_rewards/win"][ends].tolist() == turns.tolist()
     assert float(rows["token_rewards/win"].sum()) == float(turns.sum())
-    earned = TokenPPO(TokenPPOConfig(), channels={"win": 1.0, "exact": 10.0}).token_rewards(rows)
+    earned = token_rewards(TokenPPO(TokenPPOConfig(), channels={"win": 1.0, "exact": 10.0}), rows)
     expected = rows["token_rewards/win"].clone()
     for trajectory, reward in enumerate(segment.arrays["rewards/exact"].tolist()):
         expected[ends[int((owner == trajectory).nonzero().max())]] += 10.0 * reward

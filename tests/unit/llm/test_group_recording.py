@@ -13,7 +13,7 @@ from runnel.core.contracts.learning import Learner
 from runnel.core.records import Header, Segment
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.algorithms.dpo import DPO, DPOConfig
-from runnel.llm.algorithms.grpo import DrGRPO, GRPOConfig
+from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.learning.recording import GroupRecorder, token_texts
@@ -37,7 +37,7 @@ class Letters(CharTokenizer):
 def learner_of(recorder: GroupRecorder | None, **changes: Any) -> TokenLearner:
     torch.set_num_threads(1)
     algorithms: dict[str, Algorithm] = {
-        "rollouts": DrGRPO(GRPOConfig(), channels=CHANNELS, max_tokens=6),
+        "rollouts": GRPO(GRPOConfig(normalise="none", aggregation="constant"), channels=CHANNELS, max_tokens=6),
         "demos": SupervisedFineTuning(),
         "pairs": DPO(DPOConfig()),
     }

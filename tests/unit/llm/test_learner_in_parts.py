@@ -11,11 +11,18 @@ from made_tokens import VOCAB, demos, group
 
 from runnel.core.contracts.learning import SingleProcess, TakesParts
 from runnel.core.errors import ConfigError
+from runnel.llm.algorithms.a_lol import ALoL, ALoLConfig
 from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
+from runnel.llm.algorithms.cispo import CISPO, CISPOConfig
+from runnel.llm.algorithms.covariance import Covariance, CovarianceConfig
 from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
-from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
+from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
+from runnel.llm.algorithms.opmd import OPMD, OPMDConfig
+from runnel.llm.algorithms.oreal import OREAL, OREALConfig
+from runnel.llm.algorithms.pacs import PACS, PACSConfig
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
+from runnel.llm.algorithms.raft import RAFT, RAFTConfig
 from runnel.llm.algorithms.reinforce import RLOO, ReinforceConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.learning.in_parts import TokenLearnerInParts
@@ -28,11 +35,22 @@ CHANNELS = {"exact": 1.0, "style": 0.5}
 ALGORITHMS = {
     "grpo": lambda: GRPO(GRPOConfig(), channels=CHANNELS),
     "grpo with a reference and an entropy bonus": lambda: GRPO(GRPOConfig(kl_coef=0.3, entropy_coef=0.1), channels=CHANNELS),
-    "dr_grpo": lambda: DrGRPO(GRPOConfig(), channels=CHANNELS, max_tokens=6),
+    "dr_grpo": lambda: GRPO(GRPOConfig(normalise="none", aggregation="constant"), channels=CHANNELS, max_tokens=6),
     "dapo": lambda: DAPO(DAPOConfig(overlong_buffer=2), channels=CHANNELS, max_tokens=6),
     "gspo": lambda: GSPO(GSPOConfig(), channels=CHANNELS),
     "rloo": lambda: RLOO(ReinforceConfig(), channels=CHANNELS),
     "aipo": lambda: AIPO(AIPOConfig(), channels=CHANNELS),
+    "cispo": lambda: CISPO(CISPOConfig(), channels=CHANNELS),
+    "opmd": lambda: OPMD(OPMDConfig(length_coef=0.3), channels=CHANNELS),
+    "pacs": lambda: PACS(PACSConfig(), channels=CHANNELS),
+    "a_lol": lambda: ALoL(ALoLConfig(), channels=CHANNELS),
+    "raft": lambda: RAFT(RAFTConfig(kl_coef=0.3), channels=CHANNELS),
+}
+OF_THE_BATCH = {
+    "ppo": (lambda: TokenPPO(TokenPPOConfig(), channels=CHANNELS), "the advantage of a token"),
+    "grpo": (lambda: GRPO(GRPOConfig(normalise="batch"), channels=CHANNELS), "the advantage of a token"),
+    "kl_cov": (lambda: Covariance(CovarianceConfig(how="kl"), channels=CHANNELS), "the held of a token"),
+    "oreal": (lambda: OREAL(OREALConfig(kl_coef=0.0), channels=CHANNELS), "components policy, wrong are divided by different"),
 }
 
 
@@ -94,12 +112,13 @@ def test_a_warm_up_and_what_follows_it():
     raise AssertionError("the last batch must be refused")
 
 
-def test_credit_that_depends_on_the_batch_is_refused():
-    ppo = TokenPPO(TokenPPOConfig(), channels=CHANNELS)
-    parts = made(TokenLearnerInParts, ppo, in_parts=True)
+@pytest.mark.parametrize("name", OF_THE_BATCH)
+def test_credit_that_depends_on_the_batch_is_refused(name):
+    algorithm, why = OF_THE_BATCH[name]
+    parts = made(TokenLearnerInParts, algorithm(), in_parts=True)
     for segment in batch(0)["rollouts"]:
         parts.add_part({"rollouts": [segment]}, progress=0.0)
-    with pytest.raises(ConfigError, match="the advantage of a token depends on the whole batch; use false"):
+    with pytest.raises(ConfigError, match=f"learner.in_parts = True.*{why}"):
         parts.finish_parts()
 
 

@@ -13,14 +13,25 @@ from made_tokens import VOCAB, group, pairs
 from runnel.core.contracts.learning import HasLiveSettings
 from runnel.core.errors import ConfigError
 from runnel.core.live_settings import live_fields
+from runnel.llm.algorithms.a_lol import ALoL, ALoLConfig
 from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
+from runnel.llm.algorithms.base import ClipConfig
+from runnel.llm.algorithms.cispo import CISPO, CISPOConfig
+from runnel.llm.algorithms.covariance import Covariance, CovarianceConfig
 from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
 from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
 from runnel.llm.algorithms.dpo import DPO, DPOConfig
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
+from runnel.llm.algorithms.opmd import OPMD, OPMDConfig
+from runnel.llm.algorithms.oreal import OREAL, OREALConfig
+from runnel.llm.algorithms.pacs import PACS, PACSConfig
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
+from runnel.llm.algorithms.ppo_max import PPOMax, PPOMaxConfig
+from runnel.llm.algorithms.raft import RAFT, RAFTConfig
 from runnel.llm.algorithms.reinforce import Reinforce, ReinforceConfig
+from runnel.llm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePPConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
+from runnel.llm.algorithms.topr import TOPR, TOPRConfig
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.model.causal_lm import ModelConfig, build_model
 
@@ -35,6 +46,17 @@ CASES: dict[str, tuple[Any, Any]] = {
     "reinforce": (Reinforce, ReinforceConfig(**KL)),
     "ppo": (TokenPPO, TokenPPOConfig(**KL, value_clip=None)),
     "dpo": (DPO, DPOConfig()),
+    "reinforce_plus_plus": (ReinforcePlusPlus, ReinforcePPConfig(max_advantage=2.0, max_log_ratio=1.0)),
+    "cispo": (CISPO, CISPOConfig(**KL, min_ratio=0.1)),
+    "topr": (TOPR, TOPRConfig(**KL)),
+    "opmd": (OPMD, OPMDConfig(**KL, length_coef=0.1)),
+    "pacs": (PACS, PACSConfig(**KL)),
+    "oreal": (OREAL, OREALConfig(**KL)),
+    "a_lol": (ALoL, ALoLConfig(**KL)),
+    "raft": (RAFT, RAFTConfig(**KL, keep="passing")),
+    "clip_cov": (Covariance, CovarianceConfig(**KL, share=1.0, low=-0.1, high=0.1)),
+    "kl_cov": (Covariance, CovarianceConfig(**KL, how="kl", share=0.1)),
+    "ppo_max": (PPOMax, PPOMaxConfig(reward_clip=1.0, advantage_clip=1.0, value_clip=None)),
 }
 OWN = {"lr": 1e-3, "max_grad_norm": 1e-3, "critic_lr": 1e-3}
 VALUES = {
@@ -44,8 +66,24 @@ VALUES = {
     "behaviour_high": 1.0001,
     "behaviour_low": 0.9999,
     "max_ratio": 1.0,
+    "min_ratio": 1.0,
+    "dual_clip": 1.0001,
+    "max_log_ratio": 1e-6,
+    "tau": 10.0,
+    "share": 0.01,
+    "pass_reward": -1.0,
+    "baseline": -1.0,
 }
-MOVED = [(name, field) for name, (_, config) in CASES.items() for field in live_fields(type(config))]
+SHARED = live_fields(ClipConfig)
+NEWER = ("reinforce_plus_plus", "cispo", "topr", "opmd", "pacs", "oreal", "a_lol", "raft", "clip_cov", "kl_cov", "ppo_max")
+"""Of these, what is their own is changed; the rest is of classes that others have, too."""
+MOVED = [
+    (name, field)
+    for name, (_, config) in CASES.items()
+    for field in live_fields(type(config))
+    if name not in NEWER
+    or not (field in {*SHARED, "dual_clip", "value_clip", "gamma", "gae_lambda"} or field in config.unused())
+]
 MOVED += [("grpo", "lr"), ("grpo", "max_grad_norm"), ("ppo", "critic_lr")]
 
 

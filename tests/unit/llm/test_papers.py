@@ -17,7 +17,7 @@ from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
 from runnel.llm.algorithms.base import POLICY, Part
 from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
 from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
-from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
+from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
 from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
 from runnel.llm.learning.batches import MicroBatch, join_rows, merge
@@ -27,7 +27,7 @@ BOTH = {"channels": {"exact": 1.0}, "max_tokens": LONGEST}
 CLIP = {"clip_low": LOW, "clip_high": HIGH}
 ALGORITHMS = {
     "grpo": GRPO(GRPOConfig(**CLIP), **BOTH),
-    "dr_grpo": DrGRPO(GRPOConfig(**CLIP), **BOTH),
+    "dr_grpo": GRPO(GRPOConfig(**CLIP, normalise="none", aggregation="constant"), **BOTH),
     "dapo": DAPO(DAPOConfig(**CLIP, overlong_buffer=3), **BOTH),
     "gspo": GSPO(GSPOConfig(**CLIP), **BOTH),
     "reinforce": Reinforce(ReinforceConfig(), **BOTH),

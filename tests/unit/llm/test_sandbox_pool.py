@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 from sandbox_forms import FEW_S, LIMITS, all_end, processes_of
 
+from runnel.core.calls.pool import CallPool, CallSpec
 from runnel.core.contracts.chat import ToolFailure
 from runnel.core.errors import ConfigError, DataError
+from runnel.llm.sandbox.run import run_python
 from runnel.llm.sandbox.session import SandboxSession, SessionConfig, SessionPool
 from runnel.llm.sandbox.tool import python_tool, shared_pool
 
@@ -161,10 +163,17 @@ def test_settings_are_used_or_refused():
             SessionPool(SessionConfig(**{name: value}))
     with pytest.raises(ConfigError, match="warm, most"):
         SessionPool(most=0)
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY:
         with pytest.raises(ConfigError, match="open files"):
             SessionPool(most=limit)
+    if limit == resource.RLIM_INFINITY or limit >= 4096:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limit))
+            SessionPool(most=500)  # needs more than that, and may have it
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 2500
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limit))
     with pytest.raises(ConfigError, match=r"ended before it was confined(.|\n)*no_such_module"):
         SessionPool(SessionConfig(preload=("no_such_module",))).take()
     with SessionPool(LIMITS, warm=0) as pool, pool.take() as session:
@@ -228,6 +237,25 @@ def test_tools_with_the_same_limits_share_a_pool():
     assert made.call({"code": "1"}) == "1"
     made.close()
     shared_pool(config).close()
+
+
+def test_descriptors_beyond_those_that_select_knows_hold_nobody_up():
+    """A process with many sessions has some: what grades, and what calls functions, still works."""
+    soft, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and limit < 4096:
+        pytest.skip("this process may not have so many open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), limit))
+    taken = [os.dup(0) for _ in range(1100)]
+    try:
+        assert run_python("print(6 * 7)").stdout == "42\n"
+        pool = CallPool([CallSpec("in a thread", time.sleep), CallSpec("elsewhere", "math:sqrt")])
+        pool.submit("in a thread", 0.01)
+        pool.submit("elsewhere", 9.0)
+        assert [outcome.value for outcome in pool.wait_all()] == [None, 3.0]
+        pool.close()
+    finally:
+        for fd in taken:
+            os.close(fd)
 
 
 def test_a_machine_that_cannot_confine_is_refused_when_the_tool_is_opened():

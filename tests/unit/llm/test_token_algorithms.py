@@ -16,21 +16,33 @@ from made_tokens import VOCAB, demos, group, pairs
 from runnel.core.contracts.learning import SingleProcess
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError
+from runnel.llm.algorithms.a_lol import ALoL, ALoLConfig
 from runnel.llm.algorithms.aipo import AIPO, AIPOConfig
 from runnel.llm.algorithms.base import PAIR, SCORE
+from runnel.llm.algorithms.cispo import CISPO, CISPOConfig
+from runnel.llm.algorithms.contrast import CPO, ORPO, RRHF, CPOConfig, ORPOConfig, RRHFConfig, SimPO, SimPOConfig
+from runnel.llm.algorithms.covariance import Covariance, CovarianceConfig
 from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
 from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
 from runnel.llm.algorithms.dpo import DPO, DPOConfig, OnlineDPO
 from runnel.llm.algorithms.gigpo import GiGPO, GiGPOConfig
-from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
+from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.grpo_roc import GRPORoC, GRPORoCConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
 from runnel.llm.algorithms.loop import LOOP, LOOPConfig
+from runnel.llm.algorithms.opmd import OPMD, OPMDConfig
+from runnel.llm.algorithms.oreal import OREAL, OREALConfig
+from runnel.llm.algorithms.pacs import PACS, PACSConfig
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
+from runnel.llm.algorithms.ppo_max import PPOMax, PPOMaxConfig
+from runnel.llm.algorithms.raft import RAFT, RAFTConfig
+from runnel.llm.algorithms.regression import INPO, REBEL, INPOConfig, REBELConfig
 from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
+from runnel.llm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePPConfig
 from runnel.llm.algorithms.reward_model import RewardModelling
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.algorithms.spa import SPA, SPAConfig
+from runnel.llm.algorithms.topr import TOPR, TOPRConfig
 from runnel.llm.algorithms.turn_ppo import TurnPPO, TurnPPOConfig
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
@@ -48,7 +60,7 @@ BOTH = {"channels": {"exact": 1.0}, "max_tokens": 6}
 ALGORITHMS = {
     "grpo": lambda: GRPO(GRPOConfig(kl_coef=0.1, entropy_coef=0.01), **BOTH),
     "grpo, KL in reward": lambda: GRPO(GRPOConfig(kl_coef=0.1, kl_in="reward"), **BOTH),
-    "dr_grpo": lambda: DrGRPO(GRPOConfig(), **BOTH),
+    "dr_grpo": lambda: GRPO(GRPOConfig(normalise="none", aggregation="constant"), **BOTH),
     "dapo": lambda: DAPO(DAPOConfig(overlong_buffer=3), **BOTH),
     "gspo": lambda: GSPO(GSPOConfig(clip_low=0.2, clip_high=0.2), **BOTH),
     "reinforce": lambda: Reinforce(ReinforceConfig(), **BOTH),
@@ -67,12 +79,33 @@ ALGORITHMS = {
     "loop, trajectories": lambda: LOOP(LOOPConfig(ratio="trajectory"), **BOTH),
     "grpo_roc": lambda: GRPORoC(GRPORoCConfig(keep=0.7), **BOTH),
     "spa": lambda: SPA(SPAConfig(), **BOTH),
+    "grpo, by the batch": lambda: GRPO(GRPOConfig(normalise="batch", dual_clip=1.5), **BOTH),
+    "decoupled, sequences": lambda: DecoupledPPO(DecoupledConfig(behaviour_of="sequence"), **BOTH),
+    "reinforce_plus_plus": lambda: ReinforcePlusPlus(ReinforcePPConfig(baseline="group", max_advantage=1.0), **BOTH),
+    "cispo": lambda: CISPO(CISPOConfig(normalise="batch"), **BOTH),
+    "topr": lambda: TOPR(TOPRConfig(), **BOTH),
+    "opmd": lambda: OPMD(OPMDConfig(length_coef=0.5), **BOTH),
+    "pacs": lambda: PACS(PACSConfig(), channels={"exact": 0.25}),
+    "oreal": lambda: OREAL(OREALConfig(), **BOTH),
+    "a_lol": lambda: ALoL(ALoLConfig(), **BOTH),
+    "raft": lambda: RAFT(RAFTConfig(kl_coef=0.1), **BOTH),
+    "clip_cov": lambda: Covariance(CovarianceConfig(share=0.2, low=-1.0), **BOTH),
+    "kl_cov": lambda: Covariance(CovarianceConfig(how="kl", share=0.2), **BOTH),
+    "ppo_max": lambda: PPOMax(PPOMaxConfig(macro=2, keep="best_worst"), **BOTH),
     "online_dpo": lambda: OnlineDPO(DPOConfig(), channels={"exact": 1.0}),
+    "rebel": lambda: REBEL(REBELConfig(eta=0.5), channels={"exact": 1.0}),
+    "inpo": lambda: INPO(INPOConfig(eta=0.5, tau=0.2), channels={"exact": 1.0}),
     "dpo": lambda: DPO(DPOConfig(beta=0.5, chosen_coef=0.3)),
+    "dpo, noisy": lambda: DPO(DPOConfig(smoothing=0.2)),
+    "dpo, ipo": lambda: DPO(DPOConfig(loss="ipo")),
+    "simpo": lambda: SimPO(SimPOConfig()),
+    "cpo": lambda: CPO(CPOConfig()),
+    "orpo": lambda: ORPO(ORPOConfig()),
+    "rrhf": lambda: RRHF(RRHFConfig()),
     "reward_model": RewardModelling,
     "sft": SupervisedFineTuning,
 }
-ON_PAIRS = ("dpo", "reward_model")
+ON_PAIRS = ("dpo", "dpo, noisy", "dpo, ipo", "simpo", "cpo", "orpo", "rrhf", "reward_model")
 
 
 @pytest.fixture(autouse=True)

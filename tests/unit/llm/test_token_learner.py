@@ -16,7 +16,7 @@ from runnel.core.errors import ConfigError, DataError, NonFiniteError, RunnelErr
 from runnel.core.worker import num_progressed
 from runnel.llm.algorithms.base import POLICY, SFT
 from runnel.llm.algorithms.dpo import DPO, DPOConfig, OnlineDPO
-from runnel.llm.algorithms.grpo import GRPO, DrGRPO, GRPOConfig
+from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.learning.batches import MicroBatch, join_rows
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
@@ -51,7 +51,9 @@ def gradient_of(segments, **changes):
 def test_annotations_by_hand():
     rng = np.random.default_rng(0)
     segments = [group(rng, [1.0, 0.0]), group(rng, [0.5, 0.5])]
-    batch = DrGRPO(GRPOConfig(), channels={"exact": 2.0}, max_tokens=6).annotate(join_rows(segments), SingleProcess())
+    batch = GRPO(GRPOConfig(normalise="none", aggregation="constant"), channels={"exact": 2.0}, max_tokens=6).annotate(
+        join_rows(segments), SingleProcess()
+    )
     lengths = torch.cat([s.arrays["row_length"] for s in segments])
     assert batch["row_length"].tolist() == lengths.tolist()
     mask = torch.cat([s.arrays["loss_mask"] for s in segments])

@@ -47,6 +47,31 @@ def test_policy_loss_by_hand():
     assert loss.metrics["approx_kl"].item() == pytest.approx(k3 / 5, rel=1e-5)
 
 
+def test_a_dual_clip_and_bounds_that_are_none():
+    # ratios 4, 4, 0.1 with advantages -1, 1, -1
+    logprob = leaf(*np.log([4.0, 4.0, 0.1]))
+    old, advantage = torch.zeros(3).double(), torch.tensor([-1.0, 1.0, -1.0]).double()
+    settings = {"weight": torch.ones(3), "denominator": 1.0, "count": 3.0}
+    loss = policy_loss(logprob, old, advantage, clip_low=None, clip_high=None, dual_clip=3.0, **settings)
+    assert loss.value.item() == pytest.approx(3.0 - 4.0 + 0.1)
+    assert loss.metrics["clip_fraction"].item() == pytest.approx(1 / 3)
+    assert grad_of(loss, logprob) == pytest.approx([0.0, -4.0, 0.1])
+    logprob = leaf(800.0)  # its ratio is not finite
+    cut = policy_loss(
+        logprob,
+        old[:1],
+        advantage[:1],
+        weight=torch.ones(1),
+        clip_low=0.2,
+        clip_high=0.2,
+        max_log_ratio=2.0,
+        denominator=1.0,
+        count=1.0,
+    )
+    assert cut.value.item() == pytest.approx(np.exp(2.0))
+    assert grad_of(cut, logprob) == [0.0]
+
+
 def test_sft_kl_and_entropy_by_hand():
     logprob = torch.tensor([-1.0, -2.0])
     assert sft_loss(logprob, weight=torch.tensor([1.0, 0.5]), denominator=4.0).value.item() == pytest.approx(0.5)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnel.core.errors import UnusedSettingError
+from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.records import Batch
 from runnel.core.rng import make_rng
 from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec
@@ -128,3 +128,49 @@ def test_without_a_set_or_a_layer_for_it_the_setting_is_refused() -> None:
         build_body(wrong, NetConfig(entities="mean"), seed=0)
     with pytest.raises(UnusedSettingError, match="this network has no layer for sets of entities"):
         QNet(spec(3), NetConfig(entities="mean"), seed=0)
+
+
+def omniscient(num: int, *, shared: bool = False) -> EnvSpec:
+    known = spec(num, shared=shared)
+    return EnvSpec({**known.obs, "obs/others_exists": ArraySpec((num,))}, known.action)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("central", [False, True])
+def test_critics_read_entities_that_policies_do_not_see(kind: Kind, central: bool) -> None:
+    env, config = omniscient(4, shared=central), NetConfig(hidden=(8, 8), entities=kind)
+    body = central_body(env, config, seed=1) if central else build_body(env, config, seed=1)
+    net = ActorCritic(env, body, normalise_obs=True)
+    assert "obs/others_exists" not in net.policy_obs
+    assert not {"obs/others_exists", "obs/others_mask", "obs/others"} & set(net.normalisers)
+    seen = rows(2, 4)
+    seen["obs/others_exists"] = torch.ones(5, 4)
+    if central:
+        seen["shared/state"] = torch.zeros(5, 4)
+    hidden = seen["obs/others_mask"] == 0
+    assert hidden.any()
+    assert not hidden.all()
+    moved = Batch(seen | {"obs/others": torch.where(hidden.unsqueeze(2), seen["obs/others"] + 1.0, seen["obs/others"])})
+    none = Batch(seen | {"obs/others_exists": seen["obs/others_mask"]})
+    (scores, value), (scores_of_moved, value_of_moved), (scores_of_none, value_of_none) = map(net.both, (seen, moved, none))
+    some = hidden.any(1)
+    assert torch.equal(scores, scores_of_moved)
+    assert torch.equal(scores, scores_of_none)
+    assert (value != value_of_moved)[some].all()
+    assert (value != value_of_none)[some].all()
+    torch.testing.assert_close(value[~some], value_of_moved[~some])
+    alone = lone_actor(env, config, seed=1)
+    assert "obs/others_exists" not in alone.env_spec.obs
+
+
+def test_networks_that_would_show_policies_what_they_do_not_see_are_refused() -> None:
+    env = omniscient(4)
+    for net, field in (
+        (NetConfig(), "net.entities"),
+        (NetConfig(entities="mean", core="gru"), "net"),
+        (NetConfig(entities="mean", shared=True), "net.shared"),
+    ):
+        with pytest.raises(ConfigError, match=field):
+            build_body(env, net, seed=1)
+    with pytest.raises(ConfigError, match="others_exists"):
+        QNet(env, NetConfig(), seed=1)

@@ -81,6 +81,20 @@ def test_each_row_gets_what_its_member_alone_would_do(config: dict[str, object])
     assert bool(asked["action_mask"].gather(1, found["action"].unsqueeze(1)).all())
 
 
+@pytest.mark.parametrize("config", [{}, {"core": "gru", "core_size": 4}], ids=["plain", "recurrent"])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_on_an_accelerator_every_network_answers_every_row_and_says_the_same(config: dict[str, object], greedy: bool) -> None:
+    made, _ = pool(**config)
+    lineup = torch.tensor([[MAIN, OLD], [NEW, RIVAL], [RANDOM, MAIN], [place_code(4), place_code(3)], [0, 0]])
+    asked = rows(made, 40, lineup.repeat_interleave(2, 0).repeat(8, 1))
+    by_place, made._by_place = made.act(asked, greedy=greedy), made.of_all  # type: ignore[method-assign]
+    found = made.act(asked, greedy=greedy)
+    assert found.keys() == by_place.keys()
+    assert len(set(found[MEMBER].tolist())) == 6  # place 4 is empty: its moves are drawn
+    for key, x in by_place.items():
+        torch.testing.assert_close(found[key], x, rtol=1e-5, atol=1e-6)
+
+
 def test_seats_and_opponents_are_drawn_as_often_as_they_should() -> None:
     """On a grid of noise frequencies are exact: main's episodes have share 0.75, each seat is the owner's half the time."""
     made, _ = pool()

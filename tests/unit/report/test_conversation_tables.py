@@ -104,7 +104,8 @@ def test_the_report_shows_the_first_and_the_last_conversations(tmp_path: Path) -
     for number in range(9):
         said = [{"role": "assistant", "content": f"I am {number}.", "turn": 0, "tool_calls": [call]}, "broken"]
         said += [{"role": "tool", "name": "add", "content": "x" * 2100, "turn": 7}]
-        row = {"messages": said, "turns": turns, "return": 0.25, "reason": "turns", "version": number}
+        said += [{"role": "assistant", "content": "{", "tool_errors": [{"kind": "not_json", "text": "<no JSON>"}]}]
+        row = {"agent": "listener", "messages": said, "turns": turns, "return": 0.25, "reason": "turns", "version": number}
         with run.conversations.open("a") as file:
             file.write(json.dumps(row) + "\n")
     page = write_report([run.path]).read_text()
@@ -112,6 +113,8 @@ def test_the_report_shows_the_first_and_the_last_conversations(tmp_path: Path) -
     assert "assistant · turn 1 · win 0.25 · 1:15 in the engine · 0.5 s in the environment" in page
     assert "add({&quot;a&quot;: &quot;&lt;/pre&gt;&lt;b&gt;&quot;})" in page
     assert "(100 more characters)" in page
+    assert "not a call (not_json): &lt;no JSON&gt;" in page
+    assert "version 8 · listener · no more turns" in page
 
 
 def test_a_run_without_conversations_says_nothing_of_them(tmp_path: Path) -> None:

@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from runnel.core.contracts.chat import Message, Turn
+from runnel.core.contracts.chat import Message, Tool, Turn
 from runnel.core.spaces import EnvSpec
 from runnel.core.state import Settings
 from runnel.envs.device import GoalBeyondHazard
+from runnel.llm.chat.dialects import make_call
+from runnel.llm.chat.tools import tools_of
 from runnel.llm.export import save_policy, save_scorer
 from runnel.llm.model.causal_lm import ModelConfig, ScalarModel, build_model, model_params
 from runnel.llm.tasks import Example, TextTask
@@ -59,6 +61,34 @@ class Talking:
     def script(self) -> str:
         """A digit."""
         return str(self.number)
+
+
+class Asking(Talking):
+    """A conversation whose model may ask for a number, and is shown how."""
+
+    max_tokens = 80
+
+    def reset(self, task: Settings, *, seed: int) -> Turn:
+        """Begin."""
+        self.asked = False
+        return super().reset(task, seed=seed)
+
+    def tools(self) -> Sequence[Tool]:
+        """The number."""
+        return tools_of(self)
+
+    def ask(self, more: int) -> int:
+        """The number of the next message, and more."""
+        self.asked = True
+        return self.number + more
+
+    def script(self) -> str | Message:
+        """A question, and then a digit."""
+        return (
+            super().script()
+            if self.asked
+            else {"role": "assistant", "content": "", "tool_calls": [make_call(0, "ask", {"more": 1})]}
+        )
 
 
 class Failing(Talking):

@@ -35,25 +35,36 @@ ROLLOUTS = {**TEXT, "num_prompts": 2, "group_size": 3}
 GROUPS = {
     **dict(zip(*[("grpo", "dapo", "gspo", "rloo", "reinforce", "remax", "aipo", "decoupled")] * 2, strict=True)),
     **dict(zip(*[("gigpo", "turn_ppo", "loop", "grpo_roc", "spa")] * 2, strict=True)),
-    "dr_grpo": "grpo",
+    **dict(
+        zip(*[("reinforce_plus_plus", "cispo", "topr", "opmd", "pacs", "oreal", "a_lol", "raft", "ppo_max")] * 2, strict=True)
+    ),
+    "clip_cov": "covariance",
     "token_ppo": "ppo",
     "online_dpo": "dpo",
+    "rebel": "rebel",
+    "inpo": "inpo",
 }
 """Recipes on rollouts, and the name of their algorithm's settings."""
+REFERENCE_FREE = ("simpo", "cpo", "orpo", "rrhf")
+"""Recipes on pairs without a reference; each one's settings have its name."""
+PAIRED = ("dpo", "rebel", "inpo")
+"""Groups of settings of recipes on rollouts that learn from pairs: they are no `PolicyConfig`."""
 BASE: dict[str, dict[str, Any]] = {
     "sft": {**TEXT, "demo_rows": 4},
-    "dpo": {**TEXT, "num_pairs": 2},
+    **{name: {**TEXT, "num_pairs": 2} for name in ("dpo", *REFERENCE_FREE)},
     "reward_model": {**TEXT, "num_pairs": 2},
     "make_pairs": {**{k: v for k, v in ROLLOUTS.items() if "learner." not in k}, "pairs_out": str(folder() / "p.jsonl")},
     **dict.fromkeys(GROUPS, ROLLOUTS),
 }
-SAME = {"reverse": "grpo"}
+SAME = {"reverse": "grpo", "dr_grpo": "grpo", "stable_reinforce": "reinforce_plus_plus", "kl_cov": "clip_cov"}
 """Recipes that are another one with other defaults: the same `build`."""
 
 LOCAL, FILE = {"launcher": "local"}, {"task": rows_file(), "max_tokens": 4}
 GYM = {"task": "reasoning_gym:leg_counting", "lm.max_positions": 2048, "max_tokens": 4}
 GYM |= {"data.num_train": 20, "data.num_eval": 8}
 SAMPLES, WARM, STEPS = {"eval.samples": 2}, {"warmup_updates": 1}, {"learner.num_epochs": 3, "learner.lr": 0.1}
+ENDS, SIX = {"stop": tuple(map(chr, range(40, 60)))}, {"group_size": 6}
+"""Completions of different lengths; groups in which several are right, and several wrong."""
 BAND = {"filter.low": 0.2, "filter.high": 0.4, "filter.retry_after": 6}
 VISITS = {"filter.on": True, "total_updates": 10}
 MIX = {"task": "reverse", "tasks": ("a=field_tasks:make_task", "b=field_tasks:make_task")}
@@ -151,9 +162,32 @@ TRIES: dict[str, Try] = {
     "dapo.overlong_buffer": Try(3),
     "dapo.overlong_penalty": Try(given={"dapo.overlong_buffer": 3}),
     "aipo.max_ratio": Try(1.0, STEPS),
+    "cispo.max_ratio": Try(1.0, STEPS),
+    "cispo.min_ratio": Try(1.0, STEPS),
+    "reinforce_plus_plus.max_log_ratio": Try(1e-6, STEPS),
+    "opmd.tau": Try(10.0, STEPS),
+    "opmd.length_coef": Try(given=ENDS),
+    "opmd.pass_reward": Try(-1.0, {"opmd.length_coef": 1.0, **ENDS}),
+    "oreal.weigh_right": Try(given=SIX),
+    "raft.keep": Try(given=SIX),
+    "oreal.pass_reward": Try(0.0),
+    "a_lol.ratio": Try("token", STEPS),
+    "a_lol.clip": Try(0.0, STEPS),
+    "raft.pass_reward": Try(0.0, {"raft.keep": "passing"}),
+    "covariance.share": Try(1.0, {"covariance.low": -100.0}),
+    "covariance.low": Try(-100.0, {"covariance.share": 1.0}),
+    "covariance.high": Try(-100.0, {"covariance.share": 1.0, "covariance.low": -200.0}),
+    "covariance.distance_coef": Try(5.0, {"covariance.how": "kl", **STEPS}),
+    "ppo_max.reward_clip": Try(0.5),
+    "ppo_max.advantage_clip": Try(0.1),
+    "ppo_max.value_clip": Try(1e-3, STEPS | {"learner.critic_lr": 0.1}),
+    "decoupled.behaviour_from": Try("sampling_logprob", {"top_k": 3}),
     "decoupled.behaviour": Try(given={"decoupled.behaviour_high": 1.01, **STEPS, "total_updates": 4}),
     "decoupled.behaviour_low": Try(0.99, {**STEPS, "total_updates": 4}),
     "decoupled.behaviour_high": Try(1.01, {**STEPS, "total_updates": 4}),
+    "dpo.loss": Try("ipo"),
+    "dpo.smoothing": Try(0.2),
+    "inpo.tau": Try(0.01),
     "ppo.value_clip": Try(1e-3, STEPS | {"learner.critic_lr": 0.1}),
     "grpo_roc.pass_reward": Try(0.0),
     "turn_ppo.value_clip": Try(1e-3, STEPS | {"learner.critic_lr": 0.1}),
@@ -200,15 +234,20 @@ OF["reward_model"] = (
         "data.extract": Try("boxed", {"task": rows_file()}),
     }
 )
+REFRESHED = {"learner.reference_every": 1, "total_updates": 3}
 for recipe, group in GROUPS.items():
-    kl = {f"{group}.kl_coef": 0.5} if group != "dpo" else {}
+    held = getattr(getattr(registry.load_recipe(recipe).Config(), group), "kl_coef", 1.0) > 0
+    kl = {} if held or group in PAIRED else {f"{group}.kl_coef": 0.5}
     OF[recipe] = {
         f"{group}.kl_in": Try(given=kl),
         f"{group}.duration_power": Try(given=TALK),
         f"{group}.clip_low": Try(1e-4, STEPS),
         f"{group}.clip_high": Try(1e-4, STEPS),
+        f"{group}.dual_clip": Try(1.001, STEPS),
+        f"{group}.aggregation": Try(given=ENDS),
         "learner.reference_every": Try(1, kl | {"total_updates": 3}),
-        "learner.reference_decay": Try(given={**kl, "learner.reference_every": 1, "total_updates": 3}),
+        # REBEL compares with what was recorded: it has no reference
+        "learner.reference_decay": Try(given={**kl, **({} if group == "rebel" else REFRESHED)}),
         "placement.reference_workers": Try(given=kl, seen="placed"),
     }
 """Where a recipe needs another value, or other settings beside it."""
@@ -234,7 +273,7 @@ def is_shown(recipe: str, name: str) -> bool:
         return not (name == PROMISE and recipe != "grpo")
     if recipe == "make_pairs":
         return name not in OF_ROLLOUTS and name != "pairs_out"
-    return name in BY_NEEDS or name.startswith(f"{GROUPS[recipe]}.")
+    return name in BY_NEEDS or name.startswith(f"{GROUPS.get(recipe, recipe)}.")
 
 
 CASES = [
@@ -274,6 +313,7 @@ OF_PIPELINES = {
     "lm.heads": 8,
     "lm.kv_heads": 2,
     "ppo.kl_in": "loss",
+    "dpo.smoothing": 0.2,
 }
 
 
@@ -307,7 +347,7 @@ def test_no_recipe_and_no_setting_is_left_out() -> None:
         assert set(names_of(recipe)) == set(names_of(other))
     for recipe, group in GROUPS.items():
         config = registry.load_recipe(recipe).Config()
-        assert group == "dpo" or isinstance(getattr(config, group), PolicyConfig)
+        assert group in PAIRED or isinstance(getattr(config, group), PolicyConfig)
     of_text = {r for r in registry.RECIPES if "task" in names_of(r)}
     assert of_text == {*BASE, *SAME}
     listed = {*TRIES, *ELSEWHERE}

@@ -36,7 +36,7 @@ STALE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("recipe", ["reinforce", "rloo", "remax"])
+@pytest.mark.parametrize("recipe", ["reinforce", "rloo", "remax", "oreal"])
 @pytest.mark.parametrize(("named", "settings"), STALE, ids=[named for named, _ in STALE])
 def test_the_plain_policy_gradient_is_refused_on_samples_of_older_weights(recipe: str, named: str, settings: Any) -> None:
     """Its loss has no importance weight, so from the second step on it would be the gradient of something else."""
@@ -46,7 +46,8 @@ def test_the_plain_policy_gradient_is_refused_on_samples_of_older_weights(recipe
 
 def test_what_weighs_its_samples_may_use_them_again() -> None:
     assert build("rloo").title == "reverse"
-    for recipe in ("grpo", "aipo", "decoupled", "online_dpo"):
+    weighed = ("reinforce_plus_plus", "cispo", "topr", "opmd", "pacs", "a_lol", "raft", "clip_cov", "kl_cov", "ppo_max")
+    for recipe in ("grpo", "aipo", "decoupled", "online_dpo", *weighed):
         for _, settings in STALE:
             assert build(recipe, **settings).title == "reverse"
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import Future
 
-from runnel.core.calls.pool import IN_THREADS, Args, Bell, CallOutcome, CallSpec, Executor, failed
+from runnel.core.calls.pool import ANY, Args, Bell, CallOutcome, CallSpec, Executor, failed
 from runnel.core.clock import Clock
 
 ANSWER_S = 0.05
@@ -124,7 +124,7 @@ class AsyncExecutor(Executor):
                 return  # given up
         try:
             outcome = CallOutcome(await self._fn(*args[0], **args[1]))
-        except IN_THREADS as error:  # also where we have cancelled it: then nobody wants the outcome
+        except ANY as error:  # also where we have cancelled it: then nobody wants the outcome
             outcome = failed(error, self.spec.fn)
         self._finish(number, outcome)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import select
 import socket
 import threading
 from abc import ABC, abstractmethod
@@ -20,20 +19,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from runnel.core.clock import Clock, WallClock
 from runnel.core.errors import ConfigError, RunnelError
+from runnel.core.readable import Readable, readable
 from runnel.core.resolve import load_object, reference
 from runnel.core.user_code import lines_of, summary
 
 Run = Literal["auto", "inline", "thread", "process", "async"]
 Args = tuple[tuple[object, ...], Mapping[str, object]]
 """Positional and named arguments of a call."""
-RAISED = (Exception, SystemExit, asyncio.CancelledError)
-"""What user code may raise (it may run a model's code, which exits): it is counted, and the run goes on."""
-IN_THREADS = (*RAISED, KeyboardInterrupt, GeneratorExit)
-"""What user code may raise outside of the main thread, where nobody has pressed a key."""
+ANY = (BaseException,)
+"""What user code may raise: it may run a model's code, which exits, and a panic in a library written in Rust is no `Exception`.
+It is counted, and the run goes on."""
 NUM_COROUTINES = 64
 """Coroutines at once, where `workers` does not say it."""
 PAUSE_S, NUM_DOUBLINGS = 0.5, 4
@@ -126,6 +125,8 @@ class CallOutcome:
     transient: bool = False
     """Whether another try may succeed."""
     ticket: int = -1
+    duration_s: float = 0.0
+    """What the last try took, without the time before it was begun and that until somebody asked for its outcome."""
     retried: tuple[str, ...] = ()
     """The reasons of earlier tries."""
 
@@ -145,25 +146,19 @@ async def _wait_for(answer: Any) -> Any:
     return await answer
 
 
-def attempt(
-    fn: Callable[..., Any], args: Args, called: object, *, raised: tuple[type[BaseException], ...] = RAISED
-) -> CallOutcome:
-    """One try in this thread."""
+def attempt(fn: Callable[..., Any], args: Args, called: object) -> CallOutcome:
+    """One try in this thread. In the main thread a person may have pressed a key: that is no failure of the call."""
     try:
         return CallOutcome(call(fn, *args))
-    except raised as error:
+    except ANY as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
         return failed(error, called)
 
 
 # ------------------------------------------------------------------------------------------------------- where it runs
-class Readable(Protocol):
-    """What `select` can wait for."""
-
-    def fileno(self) -> int: ...
-
-
 class Bell:
-    """Wakes whoever selects on it: threads of this process ring."""
+    """Wakes whoever waits for it: threads of this process ring."""
 
     def __init__(self) -> None:
         self._hears, self._rings = socket.socketpair()
@@ -213,16 +208,17 @@ class Executor(ABC):
         """Outcomes since the last call. Tries that have taken too long are stopped."""
         with self._lock:
             now = self._clock.now()
-            late = [n for n, began in self._began.items() if now - began >= self.spec.timeout_s]
+            late = {n: now - began for n, began in self._began.items() if now - began >= self.spec.timeout_s}
             for number in late:
                 del self._began[number]
             if self._found and self._bell is not None:
                 self._bell.clear()
             found, self._found = self._found, {}
-        for number in late:
+        limit = self.spec.limit_field or f"{self.spec.name}.timeout_s"
+        for number, took in late.items():
             self._stop(number)
-            limit = self.spec.limit_field or f"{self.spec.name}.timeout_s"
-            found[number] = CallOutcome(reason=f"timeout after {self.spec.timeout_s:g} s ({limit})", transient=True)
+            reason = f"timeout after {self.spec.timeout_s:g} s ({limit})"
+            found[number] = CallOutcome(reason=reason, transient=True, duration_s=took)
         return found
 
     def wakes(self) -> Sequence[Readable]:
@@ -245,9 +241,9 @@ class Executor(ABC):
     def _finish(self, number: int, outcome: CallOutcome) -> bool:
         """Keep the outcome of a try; False if the try was given up before."""
         with self._lock:
-            if self._began.pop(number, None) is None:
+            if (began := self._began.pop(number, None)) is None:
                 return False
-            self._found[number] = outcome
+            self._found[number] = replace(outcome, duration_s=self._clock.now() - began)
             if self._bell is not None:
                 self._bell.ring()
             return True
@@ -267,7 +263,9 @@ class InlineExecutor(Executor):
         return waiting
 
     def begin(self, number: int, args: Args) -> None:
-        self._found[number] = attempt(self._fn, args, self.spec.fn)
+        began = self._clock.now()
+        outcome = attempt(self._fn, args, self.spec.fn)
+        self._found[number] = replace(outcome, duration_s=self._clock.now() - began)
 
 
 class ThreadExecutor(Executor):
@@ -301,7 +299,7 @@ class ThreadExecutor(Executor):
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             number, args = task
-            outcome = attempt(self._fn, args, self.spec.fn, raised=IN_THREADS)
+            outcome = attempt(self._fn, args, self.spec.fn)
             with self._lock:
                 if not self._finish(number, outcome):
                     return  # abandoned: another thread has replaced this one
@@ -379,7 +377,7 @@ class CallPool:
         self._poll()
         if not (found := self._ready()) and wait_s > 0 and self._tickets:
             wakes = [wake for executor in self._executors.values() for wake in executor.wakes()]
-            select.select(wakes, [], [], min(wait_s, STEP_S))
+            readable(wakes, min(wait_s, STEP_S))
             self._poll()
             found = self._ready()
         return found

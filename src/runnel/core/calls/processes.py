@@ -14,10 +14,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from runnel.core.calls.pool import Args, CallOutcome, CallSpec, Executor, Readable
+from runnel.core.calls.pool import Args, CallOutcome, CallSpec, Executor
 from runnel.core.clock import Clock
 from runnel.core.framing import Message, MessageSocket
 from runnel.core.process import ChildProgram
+from runnel.core.readable import Readable
 
 SCRIPT = Path(__file__).with_name("worker.py")
 START_S = 120.0

@@ -24,7 +24,7 @@ def plain(value: Any) -> object:
 
 def serve(socket_fd: int, parent: int) -> None:
     """Load the function, then answer one call after another until the process `parent` ends."""
-    from runnel.core.calls.pool import RAISED, CallOutcome, call, failed
+    from runnel.core.calls.pool import ANY, CallOutcome, call, failed
     from runnel.core.framing import MessageSocket
     from runnel.core.process import die_with_parent
     from runnel.core.resolve import load_object
@@ -41,7 +41,7 @@ def serve(socket_fd: int, parent: int) -> None:
     try:
         own = load_object(start["fn"], start["name"])
         fn = partial(own, **start["options"])  # arguments of a call replace options of the same name
-    except RAISED as error:
+    except ANY as error:
         first, newline, lines = str(error).partition("\n")  # it has the lines of the file, if there are any
         reason = f"cannot load {start['fn']}: {type(error).__name__}: {first}"
         connection.send(told(CallOutcome(reason=reason, lines=newline + lines)))
@@ -50,7 +50,7 @@ def serve(socket_fd: int, parent: int) -> None:
     while (task := connection.next_message()) is not None:
         try:
             connection.send({"value": call(fn, task["args"], task["named"])})
-        except RAISED as error:
+        except ANY as error:
             connection.send(told(failed(error, own)))
 
 

@@ -27,6 +27,9 @@ REWARD = "reward"
 TOOL_CALLS, TOOL_ERRORS = "tool_calls", "tool_errors/"
 """What is counted of tools (`Turn.counts`): their calls, and by kind (the name goes on) those that failed. Kinds of ours:
 `unknown` (no such tool), `not_json`, `arguments` (they do not fit the schema), `raised`, `timeout`, `too_long`, `died`."""
+UNUSABLE = "unusable"
+"""The kind of a `ToolFailure` that is not the model's to deal with: what the tool needs is not there. The conversation has
+failed, as where its environment fails. So it is where a tool raises a `ConfigError`."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,7 @@ class OpenTool(Protocol):
 
 
 class ToolFailure(Exception):
-    """A call that failed, in words for the model, and of which kind it is, for the counts."""
+    """A call that failed, in words for the model, and of which kind it is, for the counts; a name, as `no_such_file`."""
 
     def __init__(self, text: str, *, kind: str = "raised") -> None:
         super().__init__(text)

@@ -12,6 +12,7 @@ from runnel.envs.device.cartpole import CartPole
 from runnel.envs.device.grid import FourRooms
 from runnel.envs.device.hazard import GoalBeyondHazard
 from runnel.envs.device.hide_grid.world import HideAndSeekGrid
+from runnel.envs.device.hide_and_seek import HideAndSeek
 from runnel.envs.device.ladder import Ladder
 from runnel.envs.device.matrix import Climbing, MatrixGame, Penalty, RockPaperScissors, TwoStep
 from runnel.envs.device.meeting import Meeting
@@ -51,6 +52,7 @@ TENSOR_TEAMS: dict[str, type[TensorTeamEnv]] = {
     "Penalty": Penalty,
     "TwoStep": TwoStep,
     "Meeting": Meeting,
+    "HideAndSeek": HideAndSeek,
     "HideAndSeekGrid": HideAndSeekGrid,
 }
 
@@ -64,6 +66,7 @@ __all__ = [
     "ConnectFour",
     "FourRooms",
     "GoalBeyondHazard",
+    "HideAndSeek",
     "HideAndSeekGrid",
     "Kuhn",
     "Ladder",

@@ -43,6 +43,16 @@ def plus_product(a: Array, b: Array, c: Array, scale: float) -> Array:
     return np.add(x, a, x)
 
 
+def floats(x: Array) -> Array:
+    """`x` in float32."""
+    return x.float() if isinstance(x, Tensor) else x.astype(np.float32)
+
+
+def blanked(x: Array, rows: Array) -> Array:
+    """`x` `[B, n]` with zeros in `rows` `[B]`."""
+    return x.masked_fill(rows[:, None], 0.0) if isinstance(x, Tensor) else np.where(rows[:, None], np.float32(0.0), x)
+
+
 def beyond(x: Array, limit: float) -> Array:
     """Where `|x| > limit`, for `limit` above 0."""
     return x.abs() > limit if isinstance(x, Tensor) else np.greater(np.abs(x), _number(limit))

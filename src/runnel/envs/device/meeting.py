@@ -14,7 +14,6 @@ from runnel.envs.device.base import ArrayEnv, Leaves
 from runnel.envs.device.team import TeamWorld
 
 STEP = 0.2
-_SWAPPED = [1, 0]
 
 
 class Meeting(TeamWorld, ArrayEnv):
@@ -52,4 +51,4 @@ class Meeting(TeamWorld, ArrayEnv):
     def observe(self, state: Leaves) -> Sequence[Leaves]:
         place = state["place"]
         xp = module_of(place)
-        return [{"obs": xp.stack([place, place[:, _SWAPPED]], -1)}]
+        return [{"obs": xp.stack([place, xp.flip(place, (1,))], -1)}]

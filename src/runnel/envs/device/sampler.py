@@ -35,14 +35,34 @@ from runnel.kernels.graphs import CudaGraphed
 
 
 @dataclass
-class _Report:
-    """The report of a segment, on its way from the device to the CPU."""
+class Report:
+    """The report of a segment, on its way from the device to the CPU: records of episodes, and their number (None: they are in
+    a log), and a number or several that are finite if all is."""
 
     rows: Tensor | None
     count: Tensor | None
     total: Tensor
     arrived: torch.cuda.Event | None
     """Waits until the copies have arrived; None where nothing is copied."""
+
+    @staticmethod
+    def of(found: tuple[Tensor, Tensor] | None, total: Tensor) -> Report:
+        """Start the copy of a segment's numbers to the CPU."""
+        rows, count = found if found is not None else (None, None)
+        if total.device.type != "cuda":
+            return Report(rows, count, total, None)
+        # to pinned memory and without waiting; the event says when the copies have arrived
+        sent = [None if x is None else _to_cpu(x) for x in (rows, count, total)]
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        assert sent[2] is not None
+        return Report(sent[0], sent[1], sent[2], arrived)
+
+    def wait(self) -> Report:
+        """Itself, once its numbers have arrived."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self
 
 
 class DeviceSampler:
@@ -84,7 +104,7 @@ class DeviceSampler:
         self._started = False
         self._waits = "nothing"
         self._num_steps = 0
-        self._reports: list[_Report] = []
+        self._reports: list[Report] = []
         self._events: list[WorkerEvent] = []
 
     def step(self, clients: Mapping[str, InferenceClient], writers: Mapping[str, SampleWriter]) -> int:
@@ -139,7 +159,7 @@ class DeviceSampler:
         slot.arrays["policy_version"].fill_(client.version)
         slot.header.version_min = slot.header.version_max = client.version
         slot.header.used = {"F": played.num_final}
-        self._reports.append(_report(played, self.vector.device))
+        self._reports.append(Report.of(played.records, played.total))
 
     def _segment(self, arrays: Batch, act: Act, rows: RowPolicy | None) -> Played:
         """Play a segment on the device. The noise is in fixed memory, so that requests can be made once."""
@@ -161,9 +181,7 @@ class DeviceSampler:
     def _read(self, *, keep: int) -> None:
         """Turn all but the `keep` newest reports into events."""
         while len(self._reports) > keep:
-            report = self._reports.pop(0)
-            if report.arrived is not None:
-                report.arrived.synchronize()
+            report = self._reports.pop(0).wait()
             if not math.isfinite(report.total.item()):
                 names = " or ".join(("obs", REWARD, *self.vector.spec.channels.names))
                 raise NonFiniteError(names, self._num_steps, f"a segment of environment {self.vector.name!r}")
@@ -215,19 +233,6 @@ class DeviceSampler:
 
     def close(self) -> None:
         self.vector.close()
-
-
-def _report(played: Played, device: torch.device) -> _Report:
-    """Start the copy of a segment's numbers to the CPU."""
-    rows, count = played.records if played.records is not None else (None, None)
-    if device.type != "cuda":
-        return _Report(rows, count, played.total, None)
-    # to pinned memory and without waiting; the event says when the copies have arrived
-    sent = [None if x is None else _to_cpu(x) for x in (rows, count, played.total)]
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
-    assert sent[2] is not None
-    return _Report(sent[0], sent[1], sent[2], arrived)
 
 
 def _to_cpu(x: Tensor) -> Tensor:

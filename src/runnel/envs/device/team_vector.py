@@ -5,7 +5,7 @@ There is no loop over environments: a step is one transition of all worlds, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +18,10 @@ from runnel.core.routes import Side
 from runnel.core.state import Array, State
 from runnel.core.trajectories import CLOCK, episode_metric
 from runnel.envs.device.base import Leaves
-from runnel.envs.device.episodes import MAX_RECORDS, STEP_RECORDS, NumpyLog
+from runnel.envs.device.episodes import MAX_RECORDS, SEGMENT_RECORDS, STEP_RECORDS, NumpyLog
 from runnel.envs.device.numpy_engine import columnwise, plain
 from runnel.envs.device.team import CountingTeam, TensorTeamEnv, in_numpy
+from runnel.envs.device.team_joined import Joined
 from runnel.envs.device.team_rows import Decision, Outcome, Seen, TeamRows
 from runnel.envs.device.torch_engine import NEVER
 from runnel.envs.team.base import RowMemory, team_out
@@ -72,7 +73,7 @@ class TensorTeam:
         first = env.initial(1, torch.Generator())
         self._statistics = tuple(env.episode_stats(first)) if isinstance(env, CountingTeam) else ()
         self._log = NumpyLog([*sides, *map(episode_metric, self._statistics)])
-        self._most_records = max(MAX_RECORDS, min(num_envs, STEP_RECORDS)) if every_episode else MAX_RECORDS
+        self._most_records = max(MAX_RECORDS, min(num_envs, STEP_RECORDS)) if every_episode else SEGMENT_RECORDS
         self._clock, self._next, self._used = 0, 0, 0
         self._state: Leaves = {}
         self._fresh: Leaves = {}
@@ -240,8 +241,8 @@ class TensorTeam:
 
     # ---------------------------------------------------------------------------------------------------------- records
     def episodes(self) -> list[Episode]:
-        """Episodes that ended since the last call; of very many, evenly chosen ones: 256, or with `every_episode` at least as
-        many as there are worlds, up to 4,096."""
+        """Episodes that ended since the last call; of very many, evenly chosen ones: 100 (as many as a run's mean return is
+        of), or with `every_episode` at least 256 and as many as there are worlds, up to 4,096."""
         found = []
         for e in self._log.take(self.index0, self._most_records):
             by_policy = {policy: e.channels[policy] for policy in self.sides}
@@ -307,26 +308,3 @@ class _Actions:
                 memory[~deciding[:, places]] = 0
             found.append(memory)
         return found
-
-
-class Joined:
-    """What all agents of a world see, as one array, and for each of them whether it is there (`envs/team/global_state.py`)."""
-
-    def __init__(self, env: TensorTeamEnv) -> None:
-        self._places: list[tuple[int, int, list[str]]] = []
-        kinds, specs = env.spec.kinds, list(env.spec.agents.values())
-        for place, spec in enumerate(specs):
-            kind = next(k for k, members in enumerate(kinds) if place in members)
-            self._places.append((kind, kinds[kind].index(place), list(spec.obs)))
-
-    def __call__(self, seen: Sequence[Leaves], gone: Array | None) -> Array:
-        """From the leaves of each kind; those who are `gone` `[E, A]` are zeros. `[E, W]`"""
-        parts = []
-        for place, (kind, within, keys) in enumerate(self._places):
-            for key in keys:
-                x = seen[kind][key][:, within]
-                flat = x.reshape(len(x), -1).astype(np.float32)
-                flat = flat / np.float32(255.0) if x.dtype == np.uint8 else flat
-                parts.append(flat if gone is None else np.where(gone[:, place, None], np.float32(0.0), flat))
-        there = np.ones((len(parts[0]), len(self._places)), np.float32) if gone is None else (~gone).astype(np.float32)
-        return np.concatenate([*parts, there], axis=1)

@@ -148,5 +148,7 @@ def _actions(spec: EnvSpec) -> Any:
     action = spec.action
     if action.kind == "discrete":
         return spaces.Discrete(action.num_actions)
+    if action.kind == "multi":
+        return spaces.MultiDiscrete([part.num_actions for part in action.parts])
     low, high = (np.array(bound, np.float32).reshape(action.shape) for bound in (action.low, action.high))
     return spaces.Box(low, high)

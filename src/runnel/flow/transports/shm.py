@@ -11,7 +11,6 @@ import json
 import math
 import mmap
 import os
-import select
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,6 +24,7 @@ from torch import Tensor
 from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.memory import free_memory
+from runnel.core.readable import readable
 from runnel.core.records import Batch, StreamSpec
 from runnel.core.sharding.param_shards import ParamShard
 from runnel.core.state import State
@@ -89,7 +89,7 @@ def press(bell: int) -> None:
 
 def hear(bell: int, timeout_s: float, *also: int) -> bool:
     """Wait for the bell, for a readable descriptor in `also`, or for `timeout_s`; returns whether anything came."""
-    ready, _, _ = select.select([bell, *also], [], [], timeout_s)
+    ready = readable([bell, *also], timeout_s)
     if bell in ready:
         # Empty the pipe before the caller looks at the memory: a ring after this point wakes it once more, so none is lost.
         with suppress(BlockingIOError):

@@ -11,6 +11,7 @@ from runnel.core.contracts.inference import InferenceClient
 from runnel.core.contracts.samples import Feedback, SampleReader, SampleWriter, Store
 from runnel.core.rng import rng_state, set_rng_state
 from runnel.core.state import State, WorkerEvent
+from runnel.core.trajectories import DECISIONS, decisions_in
 from runnel.core.worker import StageTimer
 from runnel.flow.staleness import ReplayRatioRule
 
@@ -36,6 +37,8 @@ class ReplayBuffer:
         self._reads, self._writes = reads, writes
         self._inserted = 0
         self._reported = 0
+        self._decisions = 0
+        """Of agents of teams, in steps that no batch has reported yet."""
         self._given = 0
         self._answers: deque[Feedback] = deque()
         self._waiting = ""
@@ -76,6 +79,9 @@ class ReplayBuffer:
         with timer.stage("select"):
             first_time = self._store.sample(slot, self._rng)
         slot.header.version_min = slot.header.version_max = writer.version()
+        if DECISIONS in slot.arrays:
+            slot.arrays[DECISIONS].zero_()[0] = self._decisions
+            self._decisions = 0
         new_steps = self._inserted - self._reported
         writer.commit(slot, num_steps=new_steps)
         reader.settle(consumed=first_time)
@@ -87,6 +93,7 @@ class ReplayBuffer:
         if not segments:
             self._waiting = "actors to write experience"
             return 0
+        self._decisions += decisions_in(segments[0].spec, segments[0].arrays) or 0
         with timer.stage("insert"):
             unused = self._store.insert(segments[0])
         reader.hold(segments)
@@ -108,14 +115,15 @@ class ReplayBuffer:
         return {
             "store": self._store.snapshot(),
             "rng": rng_state(self._rng),
-            "counts": [self._inserted, self._reported, self._given],
+            "counts": [self._inserted, self._reported, self._given, self._decisions],
             "answers": [{"sample_id": a.sample_id, "values": a.values} for a in self._answers],
         }
 
     def restore(self, state: State, writers: Mapping[str, SampleWriter]) -> None:
         self._store.restore(state["store"])
         set_rng_state(self._rng, state["rng"])
-        self._inserted, self._reported, self._given = state["counts"]
+        self._inserted, self._reported, self._given, *decisions = state["counts"]
+        self._decisions = sum(decisions)  # checkpoints of older releases count none
         self._answers = deque(Feedback(a["sample_id"], a["values"]) for a in state["answers"])
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from runnel.core.contracts.tasks import Curriculum, TakesTasks
 from runnel.core.errors import CheckpointError, DataError, NonFiniteError
 from runnel.core.records import Batch, Segment, SegmentView
 from runnel.core.state import State, WorkerEvent
-from runnel.core.trajectories import ACTIVE, own_steps
+from runnel.core.trajectories import decisions_in
 from runnel.core.weight_check import pack
 from runnel.core.worker import Worker
 from runnel.flow.params import ChannelSubscriber
@@ -75,10 +75,8 @@ def count_steps(segments: Taken, token_streams: Collection[str]) -> tuple[int, i
 
 def count_decisions(segments: Taken) -> int | None:
     """The steps of agents that decided, in all segments of teams; None where no segment is of a team."""
-    teams = [s for group in segments.values() for s in group if ACTIVE in s.arrays]
-    # behind the last step of a segment, and in its burn-in, are decisions that another segment has
-    own = [s.arrays[ACTIVE][-own_steps(s.spec) - 1 : -1] for s in teams]
-    return sum(int(active.count_nonzero()) for active in own) if teams else None
+    found = [num for group in segments.values() for s in group if (num := decisions_in(s.spec, s.arrays)) is not None]
+    return sum(found) if found else None
 
 
 class TrainerWorker(Worker):
@@ -299,7 +297,7 @@ class TrainerWorker(Worker):
             reader.advance(self.version)
         lag = {"staleness/mean": sum(lags) / len(lags), "staleness/max": float(max(lags))}
         counted = {} if decisions is None else {"agent_steps": float(self.agent_steps)}
-        own = update.metrics | seen | counted  # a learner that knows the version of each token has more exact values
+        own = update.metrics | seen  # a learner that knows the version of each token has more exact values
         metrics = own | {name: value for name, value in lag.items() if name not in own}
         self.emit(
             {
@@ -309,6 +307,7 @@ class TrainerWorker(Worker):
                 "tokens": self.tokens,
                 "progress": self.progress,
                 "metrics": metrics,
+                "counted": counted,  # since the start: a row over several updates has the last one, not their mean
                 "sample_ids": {name: [s.header.sample_id for s in group] for name, group in segments.items()},
                 **self._times(),
             }

@@ -196,10 +196,10 @@ class ClipConfig(PolicyConfig):
 
     on_resume: ClassVar[OnResume] = live("clip_low", "clip_high")
 
-    clip_low: float = bounded(0.2, above=0)
-    """The policy ratio stops counting below 1 - clip_low."""
-    clip_high: float = bounded(0.2, above=0)
-    """The policy ratio stops counting above 1 + clip_high."""
+    clip_low: float | None = bounded(0.2, above=0)
+    """The policy ratio stops counting below 1 - clip_low; None: nowhere."""
+    clip_high: float | None = bounded(0.2, above=0)
+    """The policy ratio stops counting above 1 + clip_high; None: nowhere."""
 
 
 class PolicyAlgorithm:
@@ -311,12 +311,29 @@ class PolicyAlgorithm:
         return Batch({f"stats/{k}": v for k, v in stats.items()})
 
 
+class ClippedAlgorithm(PolicyAlgorithm):
+    """A policy algorithm with PPO's loss on tokens: what differs is the credit."""
+
+    config: ClipConfig
+    metrics = CLIP_METRICS
+
+    def loss(self, part: Part, denominator: float) -> Loss:
+        return clipped_loss(part, denominator, self.config)
+
+
 def _reference_gap(rows: Batch) -> Tensor:
     """The log-ratio of behaviour and reference at each sampled token. `[N]`"""
     return (rows["logprob"] - rows["reference_logprob"]) * rows["loss_mask"]
 
 
-def clipped_loss(part: Part, denominator: float, config: ClipConfig) -> Loss:
+def clipped_loss(
+    part: Part,
+    denominator: float,
+    config: ClipConfig,
+    *,
+    dual_clip: float | None = None,
+    max_log_ratio: float | None = None,
+) -> Loss:
     """`losses.token.policy_loss` on the recorded log-probabilities."""
     return policy_loss(
         part.outputs["logprob"],
@@ -325,6 +342,8 @@ def clipped_loss(part: Part, denominator: float, config: ClipConfig) -> Loss:
         weight=part.fields["weight"],
         clip_low=config.clip_low,
         clip_high=config.clip_high,
+        dual_clip=dual_clip,
+        max_log_ratio=max_log_ratio,
         denominator=denominator,
         count=part.count,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from runnel.core.bounds import bounded
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, live, may_change
-from runnel.llm.algorithms.base import Aggregation
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.learning.batches import token_owner
 from runnel.ops.credit import row_sum
@@ -25,7 +24,10 @@ class DAPOConfig(GRPOConfig):
 
     on_resume: ClassVar[OnResume] = may_change("overlong_buffer") | live("overlong_penalty")
 
-    clip_high: float = 0.28
+    aggregation: Literal["sequence", "token", "constant"] = "token"
+    """The mean of the loss: over all tokens (token), over the means of completions (sequence), or their sum over completions
+    times max_tokens (constant)."""
+    clip_high: float | None = 0.28
     """The policy ratio stops counting above 1 + clip_high: room for tokens that were unlikely."""
     overlong_buffer: int = bounded(0, at_least=0)
     """Last tokens before `max_tokens` over which a completion is punished more and more for its length; 0 for no such
@@ -50,7 +52,6 @@ class DAPO(GRPO):
     """
 
     config: DAPOConfig
-    aggregation: Aggregation = "token"
 
     def __init__(self, config: DAPOConfig, *, channels: Mapping[str, float], max_tokens: int) -> None:
         super().__init__(config, channels=channels, max_tokens=max_tokens)

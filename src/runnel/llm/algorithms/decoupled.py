@@ -8,8 +8,11 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from runnel.core.bounds import bounded
+from runnel.core.contracts.learning import Collective
+from runnel.core.errors import ConfigError
+from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, live, may_change
-from runnel.llm.algorithms.base import CLIP_METRICS, Aggregation, Part
+from runnel.llm.algorithms.base import CLIP_METRICS, Part
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.losses.base import Loss
 from runnel.losses.token import decoupled_policy_loss, log_linear_proximal
@@ -19,13 +22,23 @@ from runnel.losses.token import decoupled_policy_loss, log_linear_proximal
 class DecoupledConfig(GRPOConfig):
     """Decoupled PPO on group-relative advantages."""
 
-    on_resume: ClassVar[OnResume] = may_change("proximal", "behaviour") | live("behaviour_low", "behaviour_high")
+    on_resume: ClassVar[OnResume] = may_change("proximal", "behaviour", "behaviour_of", "behaviour_from") | live(
+        "behaviour_low", "behaviour_high"
+    )
 
+    aggregation: Literal["sequence", "token", "constant"] = "token"
+    """The mean of the loss: over all tokens (token), over the means of completions (sequence), or their sum over completions
+    times max_tokens (constant)."""
     proximal: Literal["forward", "loglinear", "reuse"] = "forward"
     """Where the proximal log-probabilities come from: forward (one more pass at the start of the update), loglinear (between
     behaviour and policy, by each token's age), reuse (the training pass itself; for one optimiser step a batch)."""
     behaviour: Literal["clamp", "mask"] = "clamp"
     """Weights proximal / behaviour outside their interval: clamp moves them to its end, mask leaves their tokens out."""
+    behaviour_of: Literal["token", "sequence"] = "token"
+    """Whose weight it is: each token's own, or the product over all tokens of a trajectory, for each of them."""
+    behaviour_from: Literal["logprob", "sampling_logprob"] = "logprob"
+    """The behaviour's log-probabilities: the model's at the temperature (logprob), or those of the distribution that tokens
+    were drawn from after top_k, top_p and min_p (sampling_logprob)."""
     behaviour_low: float = bounded(0.0, at_least=0, below=1)
     """Lower end of that interval."""
     behaviour_high: float = bounded(5.0, above=1)
@@ -33,7 +46,8 @@ class DecoupledConfig(GRPOConfig):
 
     def unused(self) -> dict[str, str]:
         why = "with proximal reuse the ratio is 1, and nothing is clipped; set proximal to forward or loglinear"
-        return super().unused() | (dict.fromkeys(("clip_low", "clip_high"), why) if self.proximal == "reuse" else {})
+        clips = ("clip_low", "clip_high", "dual_clip")
+        return super().unused() | (dict.fromkeys(clips, why) if self.proximal == "reuse" else {})
 
 
 class DecoupledPPO(GRPO):
@@ -45,29 +59,47 @@ class DecoupledPPO(GRPO):
 
     mu is what sampled a token, of whatever version; pi_prox is the policy at the start of the update. N counts masked tokens
     too.
+
+    In a synchronous run b is the mismatch of engine and learner alone: behaviour "clamp" with `behaviour_high` 2 is truncated
+    importance sampling (TIS), "mask" is masked importance sampling (MIS), each by token or by sequence (`behaviour_of`). Where
+    sampling is cut (top_k, top_p, min_p), `behaviour_from` "sampling_logprob" takes the probabilities that tokens really had.
     """
 
     config: DecoupledConfig
-    aggregation: Aggregation = "token"
     metrics = (*CLIP_METRICS, "behaviour/outside", "behaviour/mean")
 
     @property
     def needs(self) -> frozenset[str]:
         return super().needs | ({"proximal_logprob"} if self.config.proximal == "forward" else set())
 
+    def annotate(self, rows: Batch, collective: Collective) -> Batch:
+        out = super().annotate(rows, collective)
+        if self.config.behaviour_of == "sequence":
+            # a product over all rows of a trajectory: they stay together
+            out["unit"] = rows["row_owner"]
+        if (name := self.config.behaviour_from) != "logprob":
+            if name not in rows:
+                fix = "use logprob: sampling is not cut by top_k, top_p or min_p, so both are the same, and one is stored"
+                raise ConfigError("behaviour_from", name, fix)
+            out[name] = rows[name]
+        return out
+
     def loss(self, part: Part, denominator: float) -> Loss:
         c = self.config
         return decoupled_policy_loss(
             part.outputs["logprob"],
             self._proximal(part),
-            part.fields["logprob"],
+            part.fields[c.behaviour_from],
             part.fields["advantage"],
             weight=part.fields["weight"],
             clip_low=c.clip_low,
             clip_high=c.clip_high,
+            dual_clip=c.dual_clip,
             behaviour=c.behaviour,
             behaviour_low=c.behaviour_low,
             behaviour_high=c.behaviour_high,
+            row=part.unit if c.behaviour_of == "sequence" else None,
+            num_rows=part.num_units,
             denominator=denominator,
             count=part.count,
         )

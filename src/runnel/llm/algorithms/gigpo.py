@@ -11,15 +11,14 @@ from runnel.core.bounds import bounded
 from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, live, may_change
-from runnel.llm.algorithms.base import ClipConfig
-from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
+from runnel.llm.algorithms.base import Aggregation, ClipConfig, ClippedAlgorithm
 from runnel.llm.algorithms.turns import Turns
 from runnel.ops.credit import group_advantage
 from runnel.ops.turns import spread_turns, step_group_size, step_groups, turn_returns
 
 
 @dataclass(frozen=True)
-class GiGPOConfig(GRPOConfig):
+class GiGPOConfig(ClipConfig):
     """Group-in-group policy optimisation."""
 
     on_resume: ClassVar[OnResume] = live("step_coef") | may_change("gamma", "scale")
@@ -33,7 +32,7 @@ class GiGPOConfig(GRPOConfig):
     """What both comparisons are divided by: the standard deviation of what is compared, or nothing."""
 
 
-class GiGPO(GRPO):
+class GiGPO(ClippedAlgorithm):
     """Group-in-group policy optimisation (Feng et al. 2025, arXiv:2505.10978, sec. 4; eq. 8 joins the two).
 
         A^E_i  = (R_i - mean(R)) / F(R)                       over the trajectories of a group; R_i is the sum of i's rewards
@@ -48,6 +47,7 @@ class GiGPO(GRPO):
     """
 
     config: GiGPOConfig
+    aggregation: Aggregation = "sequence"
 
     def token_credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Batch:
         turns, scale = Turns.of(rows), self.config.scale == "std"

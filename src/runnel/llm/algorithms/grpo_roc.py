@@ -15,8 +15,7 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, may_change
 from runnel.core.rng import content_id, make_rng
-from runnel.llm.algorithms.base import Aggregation, ClipConfig, sum_channels
-from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
+from runnel.llm.algorithms.base import Aggregation, ClipConfig, ClippedAlgorithm, sum_channels
 from runnel.llm.learning.batches import token_owner
 from runnel.ops.credit import group_advantage, row_sum
 
@@ -29,13 +28,13 @@ SOFTEN = 0.05
 
 
 @dataclass(frozen=True)
-class GRPORoCConfig(GRPOConfig):
+class GRPORoCConfig(ClipConfig):
     """Resampling on correct."""
 
     on_resume: ClassVar[OnResume] = may_change("keep", "pass_reward")
     of_turns: ClassVar[tuple[str, ...]] = ClipConfig.of_turns
 
-    clip_high: float = 0.28
+    clip_high: float | None = 0.28
     """The policy ratio stops counting above 1 + clip_high: room for tokens that were unlikely."""
     keep: float = bounded(0.5, above=0, at_most=1)
     """The share of each group's trajectories that is trained on; the others are in no mean and in no deviation."""
@@ -43,7 +42,7 @@ class GRPORoCConfig(GRPOConfig):
     """A trajectory is a right one from this reward on."""
 
 
-class GRPORoC(GRPO):
+class GRPORoC(ClippedAlgorithm):
     """GRPO with resampling on correct (Shang et al. 2025, rStar2-Agent, arXiv:2508.20722, sec. 3.2).
 
         G' = keep * G of a group's G trajectories are kept, right and wrong ones in the proportion in which they came:

@@ -16,9 +16,9 @@ from runnel.losses.token import sequence_policy_loss
 class GSPOConfig(GRPOConfig):
     """Group sequence policy optimisation."""
 
-    clip_low: float = 3e-4
+    clip_low: float | None = 3e-4
     """The sequence's ratio stops counting below 1 - clip_low; it is a geometric mean, so it stays much closer to 1."""
-    clip_high: float = 4e-4
+    clip_high: float | None = 4e-4
     """The sequence's ratio stops counting above 1 + clip_high."""
 
 
@@ -44,6 +44,7 @@ class GSPO(GRPO):
             weight=part.fields["weight"],
             clip_low=self.config.clip_low,
             clip_high=self.config.clip_high,
+            dual_clip=self.config.dual_clip,
             denominator=denominator,
             count=part.count,
         )

@@ -14,13 +14,12 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, live, may_change, stays
 from runnel.llm.algorithms.base import (
-    CLIP_METRICS,
     ClipConfig,
+    ClippedAlgorithm,
     Component,
     Part,
     PolicyAlgorithm,
     aggregate,
-    clipped_loss,
     trajectory_reward,
 )
 from runnel.llm.learning.batches import token_owner
@@ -52,7 +51,7 @@ class TokenPPOConfig(ClipConfig):
     """Shift and scale the advantages of a batch to mean 0 and deviation 1."""
 
 
-class TokenPPO(PolicyAlgorithm):
+class TokenPPO(ClippedAlgorithm):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347) with a value for every token (Ouyang et al. 2022,
     arXiv:2203.02155).
 
@@ -64,7 +63,6 @@ class TokenPPO(PolicyAlgorithm):
     """
 
     config: TokenPPOConfig
-    metrics = CLIP_METRICS
 
     @property
     def needs(self) -> frozenset[str]:
@@ -78,39 +76,24 @@ class TokenPPO(PolicyAlgorithm):
         shown = ("value/mean", "value/return")
         return policy | {"value": Component(self._value_loss, uses="value", metrics=shown, by_denominator=True)}
 
-    def loss(self, part: Part, denominator: float) -> Loss:
-        return clipped_loss(part, denominator, self.config)
-
     def token_credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Batch:
         mask, length, owner = rows["loss_mask"], rows["row_length"], rows["row_owner"]
-        advantage, returns = token_gae(
-            self.token_rewards(rows),
-            rows["value"],
-            mask,
-            token_owner(rows),
-            num_rows=len(rows["group"]),
-            gamma=self.config.gamma,
-            lam=self.config.gae_lambda,
-        )
+        advantage, returns = self.advantages(self.earned(rows, collective), rows)
         stats = explained_variance(rows["value"][mask], returns[mask], collective)
         if self.config.normalise:
             advantage = normalised(advantage, mask, collective)
         out = {"advantage": advantage, "return": returns, "denominator/value": aggregate(mask, length, owner, "token")[1]}
         return Batch(out | {"stats/value/explained_variance": stats})
 
-    def token_rewards(self, rows: Batch) -> Tensor:
-        """What each token earns: rewards of its trajectory at the last one, those of tokens and turns where they are. `[N]`"""
-        out = torch.zeros(len(rows["tokens"]))
-        last = last_of_row(rows["loss_mask"], token_owner(rows), len(rows["group"]))
-        for channel, weight in self.channels.items():
-            if (by_token := rows.get(f"token_rewards/{channel}")) is not None:
-                out += weight * by_token.nan_to_num(0.0)
-            else:
-                found = weight * trajectory_reward(rows, channel).nan_to_num(0.0)
-                out[last[last >= 0]] += found[last >= 0]
-        if self.config.kl_coef and self.config.kl_in == "reward":
-            out = out - self.config.kl_coef * (rows["logprob"] - rows["reference_logprob"])
-        return out * rows["loss_mask"]
+    def earned(self, rows: Batch, collective: Collective) -> Tensor:
+        """What each token earns. `[N]`"""
+        return token_rewards(self, rows)
+
+    def advantages(self, earned: Tensor, rows: Batch) -> tuple[Tensor, Tensor]:
+        """The advantages of tokens, and the returns that the critic learns. `[N] -> [N], [N]`"""
+        c, num = self.config, len(rows["group"])
+        mask, owner = rows["loss_mask"], token_owner(rows)
+        return token_gae(earned, rows["value"], mask, owner, num_rows=num, gamma=c.gamma, lam=c.gae_lambda)
 
     def _value_loss(self, part: Part, denominator: float) -> Loss:
         fields = part.fields
@@ -127,3 +110,22 @@ def normalised(advantage: Tensor, mask: Tensor, collective: Collective) -> Tenso
     mean = total / max(count, 1.0)
     deviation: float = max(squares / max(count, 1.0) - mean * mean, 0.0) ** 0.5
     return (advantage - mean) / (deviation + 1e-8) * mask
+
+
+def token_rewards(algorithm: PolicyAlgorithm, rows: Batch, baseline: Tensor | None = None) -> Tensor:
+    """What each token earns: rewards of its trajectory at the last one (minus `baseline` `[B]`), those of tokens and turns
+    where they are; with `kl_in` "reward" minus `kl_coef` times its log-ratio to the reference. `[N]`"""
+    c, num = algorithm.config, len(rows["group"])
+    out = torch.zeros(len(rows["tokens"]))
+    last = last_of_row(rows["loss_mask"], token_owner(rows), num)
+    if baseline is not None:
+        out[last[last >= 0]] -= baseline[last >= 0]
+    for channel, weight in algorithm.channels.items():
+        if (by_token := rows.get(f"token_rewards/{channel}")) is not None:
+            out += weight * by_token.nan_to_num(0.0)
+        else:
+            found = weight * trajectory_reward(rows, channel).nan_to_num(0.0)
+            out[last[last >= 0]] += found[last >= 0]
+    if c.kl_coef and c.kl_in == "reward":
+        out = out - c.kl_coef * (rows["logprob"] - rows["reference_logprob"])
+    return out * rows["loss_mask"]

@@ -13,8 +13,7 @@ from runnel.core.bounds import bounded
 from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, stays
-from runnel.llm.algorithms.base import Component, Part
-from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
+from runnel.llm.algorithms.base import Aggregation, ClipConfig, ClippedAlgorithm, Component, Part
 from runnel.llm.algorithms.turns import Turns
 from runnel.losses.base import Loss
 from runnel.ops.credit import group_advantage, row_index, row_sum
@@ -23,7 +22,7 @@ from runnel.ops.turns import spread_turns, turn_returns
 
 
 @dataclass(frozen=True)
-class SPAConfig(GRPOConfig):
+class SPAConfig(ClipConfig):
     """Stepwise progress attribution, with an estimator that starts as a copy of the policy."""
 
     on_resume: ClassVar[OnResume] = stays("critic_warmup", why="it is how the run started")
@@ -32,7 +31,7 @@ class SPAConfig(GRPOConfig):
     """First updates on rollouts that train the estimator alone."""
 
 
-class SPA(GRPO):
+class SPA(ClippedAlgorithm):
     """Stepwise progress attribution (Wang et al. 2025, arXiv:2505.20732, sec. 3), with the credit of GRPO's process supervision
     (Shao et al. 2024, arXiv:2402.03300, sec. 4.1.3).
 
@@ -51,6 +50,7 @@ class SPA(GRPO):
     """
 
     config: SPAConfig
+    aggregation: Aggregation = "sequence"
 
     @property
     def needs(self) -> frozenset[str]:

@@ -1,8 +1,9 @@
 """Checks of a call's arguments against their JSON schema, in words that a model can act on.
 
 What is checked: types, `nullable`, `enum`, `const`, `items`, `prefixItems`, `properties`, `required`, `additionalProperties`,
-`anyOf` and `oneOf`. Other keywords (a schema of MCP may have them) are left to the tool. Nothing is converted: a wrong type is
-told. An object that names its properties refuses others, unless its schema allows them.
+`anyOf` and `oneOf`. Other keywords (a schema of MCP may have them) are left to the tool, and so are these where what they say
+is no schema. Nothing is converted: a wrong type is told. An object that names its properties refuses others, unless its schema
+allows them.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ def _wrong(schema: object, value: object, where: str) -> str | None:
     if not isinstance(schema, Mapping) or (value is None and schema.get("nullable")):
         return None
     named = schema.get("type")
-    kinds = [named] if isinstance(named, str) else list(named or ())
+    kinds = [named] if isinstance(named, str) else [kind for kind in _listed(schema, "type") if isinstance(kind, str)]
     if kinds and not any(_is(value, kind) for kind in kinds):
         return f"{where} must be {' or '.join(_WORDS.get(k, k) for k in kinds)}, but it is {_shown(value)}"
-    choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    if choices is not None and not any(_same(value, choice) for choice in choices):
+    choices = [schema["const"]] if "const" in schema else _listed(schema, "enum")
+    if choices and not any(_same(value, choice) for choice in choices):
         return f"{where} must be {' or '.join(_shown(c) for c in choices)}, but it is {_shown(value)}"
     if isinstance(value, Mapping):
         return _wrong_fields(schema, value, where) or _wrong_union(schema, value, where)
@@ -56,10 +57,11 @@ def _wrong(schema: object, value: object, where: str) -> str | None:
 
 
 def _wrong_fields(schema: Mapping[str, Any], value: Mapping[str, Any], where: str) -> str | None:
-    properties: Mapping[str, Any] = schema.get("properties", {})
+    named = schema.get("properties")
+    properties: Mapping[str, Any] = named if isinstance(named, Mapping) else {}
     others = schema.get("additionalProperties", "properties" not in schema)
-    for name in schema.get("required", ()):
-        if name not in value:
+    for name in _listed(schema, "required"):
+        if isinstance(name, str) and name not in value:
             return f"{_place(where, name)} is missing"
     for name, item in value.items():
         if name in properties:
@@ -75,7 +77,7 @@ def _wrong_fields(schema: Mapping[str, Any], value: Mapping[str, Any], where: st
 
 
 def _wrong_items(schema: Mapping[str, Any], value: Sequence[object], where: str) -> str | None:
-    first: Sequence[Any] = schema.get("prefixItems", ())
+    first = _listed(schema, "prefixItems")
     if first and len(value) != len(first):
         return f"{where} must be a list of {len(first)}, but it has {len(value)}"
     for i, item in enumerate(value):
@@ -85,11 +87,17 @@ def _wrong_items(schema: Mapping[str, Any], value: Sequence[object], where: str)
 
 
 def _wrong_union(schema: Mapping[str, Any], value: object, where: str) -> str | None:
-    kinds = schema.get("anyOf") or schema.get("oneOf")
+    kinds = _listed(schema, "anyOf") or _listed(schema, "oneOf")
     if not kinds:
         return None
     found = [_wrong(kind, value, where) for kind in kinds]
     return None if None in found else f"{found[0]} (or another of the {len(kinds)} forms that it may have)"
+
+
+def _listed(schema: Mapping[str, Any], keyword: str) -> Sequence[Any]:
+    """What a keyword lists; nothing, where it is no list: a schema of a server may be anything."""
+    found = schema.get(keyword)
+    return found if isinstance(found, list | tuple) else ()
 
 
 def _is(value: object, kind: str) -> bool:

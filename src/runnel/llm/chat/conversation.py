@@ -15,6 +15,8 @@ Stage = Literal["idle", "ready", "asked", "tools", "spoke", "over"]
 through."""
 Reason = Literal["", "terminated", "environment", "turns", "context", "time"]
 """Why it is through: the conversation ended, the environment cut it off, or a limit of the run did."""
+TOO_LONG = "prompt_too_long"
+"""Why a conversation has failed whose first prompt leaves no room for a reply."""
 
 
 @dataclass(eq=False)
@@ -92,7 +94,8 @@ class Speaker:
             "early": dict(self.early),
         }
 
-    def restore(self, data: State) -> None:
+    def restore(self, data: State, *, now: float) -> None:
+        self.asked_at = now
         self.stage, self.said = data["stage"], Said.restored(data["said"])
         self.messages, self.key, self.ticket = [dict(m) for m in data["messages"]], data["key"], data["ticket"]
         self.results = list(self.messages[len(self.messages) - data["results"] :])
@@ -121,13 +124,14 @@ class Conversation:
     """The call of the environment that runs."""
     ticket: int | None = None
     began: float = 0.0
-    called_at: float = 0.0
     failure: str = ""
     lines: str = ""
     lost: bool = False
     """Whether it failed because a restart could not bring its environment back."""
     hopeless: bool = False
     """Whether it would fail again."""
+    released: bool = False
+    """Whether its environment and tools have let go of what they hold."""
     log: list[list[Any]] = field(default_factory=list)
     """What was done to the environment and its tools: to do it again where their state cannot be saved. `["step", messages,
     what came]`, `["tool", agent, call, what came]`."""
@@ -151,6 +155,27 @@ class Conversation:
         if any(side.stage in ("ready", "asked", "tools") for side in self.sides.values()):
             return []
         return [side for side in self.sides.values() if side.stage == "spoke"]
+
+    def data(self, *, now: float) -> State:
+        """Plain data, for a checkpoint, without the state of its environment and tools."""
+        names = ("number", "seed", "version", "affinity", "max_turns", "greedy", "attempt", "called")
+        return {name: getattr(self, name) for name in (*names, "failure", "lines", "hopeless")} | {
+            "names": list(self.names),
+            "elapsed": now - self.began,
+            "sides": [side.data() for side in self.sides.values()],
+            "log": [list(entry) for entry in self.log],
+        }
+
+    def restore(self, data: State, *, now: float) -> None:
+        """Be what `data` told, but for what was known when it was made. Its environment is new, or could not be made."""
+        self.attempt, self.hopeless, self.began = data["attempt"], data["hopeless"], now - data["elapsed"]
+        self.lost = bool(self.failure) and not data["failure"]
+        if self.lost:
+            return
+        self.failure, self.lines, self.log = data["failure"], data["lines"], [list(entry) for entry in data["log"]]
+        if self.sides and data["sides"]:  # both are, but where an environment could not be made
+            for side, told in zip(self.sides.values(), data["sides"], strict=True):
+                side.restore(told, now=now)
 
     def policy_versions(self) -> list[int]:
         """The versions of the policy that made its tokens; a partner has none."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from runnel.core.calls.pool import call
 from runnel.core.checks import name_of
-from runnel.core.contracts.chat import HasScript, Message
+from runnel.core.contracts.chat import ChatGame, HasScript, Message, Turn
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch, Slot
 from runnel.core.rng import make_seed
-from runnel.llm.chat.games import AGENT, checked_turns, close_game, own, tools_of_game
+from runnel.llm.chat.games import AGENT, begin_game, close_game, own, own_turn, own_turns, tools_of_game
 from runnel.llm.chat.prompts import PromptMaker
 from runnel.llm.chat.rows import Said, TokenRow
 from runnel.llm.chat.task import SEED, ChatTask
@@ -22,16 +23,22 @@ from runnel.llm.tasks import Example, ExampleSource
 from runnel.llm.tokenize import Tokenizer
 
 
+def check_script(task: ChatTask) -> None:
+    """Raise a `ConfigError` for conversations that no script plays."""
+    owner = own(task.game(task.train[0]))
+    if task.agents != (AGENT,) or not isinstance(owner, HasScript):
+        fix = "it has no script() to imitate; give it one (what to say now), or use warmup_updates 0"
+        raise ConfigError("chat", name_of(owner), fix)
+
+
 class Script:
     """Plays conversations of `task` by the environment's script. A play is a row: every message of the assistant trains."""
 
     def __init__(self, task: ChatTask, tokenizer: Tokenizer, *, max_turns: int, seed: int = 0) -> None:
         self._task, self._max_turns, self.seed = task, max_turns, seed
-        owner = own(task.game(task.train[0]))
-        if task.agents != (AGENT,) or not isinstance(owner, HasScript):
-            fix = "it has no script() to imitate; give it one (what to say now), or use warmup_updates 0"
-            raise ConfigError("chat", name_of(owner), fix)
-        self._prompts = PromptMaker(tokenizer, task.talk, of_data=task.judged)
+        check_script(task)
+        # all that is said stays as it is, whatever `talk.history` says: a play is one row
+        self._prompts = PromptMaker(tokenizer, replace(task.talk, history="keep"), of_data=task.judged)
 
     def play(self, example: Example, number: int = 0) -> tuple[TokenRow, float]:
         """The row of one play, and what it earned."""
@@ -40,9 +47,9 @@ class Script:
         given, total = example.columns.get(SEED), 0.0
         seed = int(given) if isinstance(given, int) else make_seed(self.seed, "script", number)
         try:
-            turns = checked_turns(game, call(game.reset, (self._task.settings(example),), {"seed": seed}), self._channels)
-            new, over = list(turns[AGENT].heard), turns[AGENT].over
-            while not over and len(said.turns) < self._max_turns:
+            turn = self._turn(game, call(begin_game, (game, self._task.settings(example), seed), {}))
+            new: Sequence[Message] = turn.heard
+            while not turn.over and len(said.turns) < self._max_turns:
                 messages += new
                 said.ask(self._prompts.prompt(said, messages, new, toolbox.schemas))
                 owner = own(game)
@@ -51,19 +58,31 @@ class Script:
                 said.reply(_reply(tokens), key=0, engine_s=0.0)
                 messages.append(heard)
                 if heard.get("tool_calls"):
-                    new = [toolbox.answer(one, call(toolbox.target(one), (), {}))[0] for one in heard["tool_calls"]]
-                    continue
-                turns = checked_turns(game, call(game.step, ({AGENT: self._prompts.heard(heard)},), {}), self._channels)
-                new, over = list(turns[AGENT].heard), turns[AGENT].over
-                total += sum(self._channels[name] * value for name, value in turns[AGENT].earned.items())
+                    turn, new = self._answered(toolbox, heard["tool_calls"])
+                else:
+                    turn = self._turn(game, call(game.step, ({AGENT: self._prompts.heard(heard)},), {}))
+                    new = turn.heard
+                total += sum(self._task.turn_channels[name] * value for name, value in turn.earned.items())
             return said.rows[0], total
         finally:
             toolbox.close()
             call(close_game, (game,), {})
 
-    @property
-    def _channels(self) -> Mapping[str, float]:
-        return self._task.turn_channels
+    def _turn(self, game: ChatGame, came: object) -> Turn:
+        return own_turns(game, came, self._task.turn_channels)[AGENT]
+
+    def _answered(self, toolbox: Toolbox, calls: Sequence[Message]) -> tuple[Turn, list[Message]]:
+        """The results of calls, and what they earned; a call that ends the conversation is the last."""
+        results, earned = list[Message](), dict[str, float]()
+        for one in calls:
+            message, _, turn = toolbox.answer(one, call(toolbox.target(one), (), {}))
+            results.append(message)
+            if turn is not None:
+                turn = own_turn(turn, self._task.turn_channels)
+                earned = {name: earned.get(name, 0.0) + turn.earned.get(name, 0.0) for name in {**earned, **turn.earned}}
+                if turn.over:
+                    return Turn((), earned, turn.terminated, turn.truncated), results
+        return Turn((), earned), results
 
 
 def _reply(tokens: list[int]) -> Batch:

@@ -9,6 +9,7 @@ looks like a call and cannot be read is a failure in words for the model.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -156,7 +157,14 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):  # 1e999 is valid in JSON, but what is made of it is not
+        raise ValueError(f"{text} is too large a number")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 _SPACE = re.compile(r"\s*")
 _HALF = re.compile(r"[\ud800-\udfff]")
 

@@ -19,6 +19,8 @@ from runnel.llm.rewards.judging import RewardJob, RewardPool, shown_prompt
 from runnel.llm.tokenize import Tokenizer, messages_of
 
 WAIT_S = 0.005
+MOST = 256
+"""Conversations that are played at a time: each may hold an interpreter, or a connection."""
 
 
 class ChatEvaluation:
@@ -69,19 +71,21 @@ class ChatEvaluation:
         )
 
     def run(self, clients: Clients, *, round_index: int, progress: Progress | None = None) -> EvalResult:
-        played = [self._opened(key, round_index) for key in range(len(self._examples) * self._each)]
+        played, going, num = list[Conversation](), list[Conversation](), len(self._examples) * self._each
         asked = {agent: clients[self._streams.get(agent, POLICY)] for agent in self.task.agents}
         engines = [clients[name] for name in (POLICY, *dict.fromkeys(self._streams.values()))]
-        while going := [c for c in played if not (c.over or c.failure)]:
+        while going or len(played) < num:
+            opened = [self._opened(key, round_index) for key in range(len(played), min(num, len(played) + MOST - len(going)))]
+            played, going = played + opened, going + opened
             work = self._player.step(asked.__getitem__, going) + sum(one.poll() for one in engines if one.pending())
             if not work and self._player.pending():
                 self._player.wait(WAIT_S)
+            for conversation in [c for c in going if c.over or c.failure]:
+                self._player.drop(asked.__getitem__, conversation)  # what it holds may be an interpreter
+                going.remove(conversation)
             if progress is not None:
-                progress(len(played) - len(going), len(played))
-        totals = self._judged(played)
-        for conversation in played:
-            self._player.release(conversation)
-        return self._result(played, totals)
+                progress(len(played) - len(going), num)
+        return self._result(played, self._judged(played))
 
     def _opened(self, key: int, round_index: int) -> Conversation:
         number, sample = divmod(key, self._each)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any
+from copy import deepcopy
+from typing import Any, get_args
 
-from runnel.core.checks import name_of
+import numpy as np
+
+from runnel.core.checks import check_text, name_of, short
+from runnel.core.codec import encode
 from runnel.core.contracts.chat import ChatEnv, ChatGame, HasLane, HasRewards, HasState, HasTools, Lane, Message, Tool, Turn
 from runnel.core.contracts.inference import Closes
-from runnel.core.errors import ConfigError, DataError
+from runnel.core.errors import CheckpointError, ConfigError, DataError
 from runnel.core.state import Settings, State
 from runnel.llm.tokenize import messages_of
 
 AGENT = "agent"
 """The name of the only agent of a `ChatEnv`."""
 ONE_CHANNEL: Mapping[str, float] = {"reward": 1.0}
+MOST = 10**9
+"""What may be counted at most in one turn."""
 
 
 class NoGame:
@@ -63,6 +69,8 @@ def as_game(made: Any, *, field: str, target: object) -> ChatGame:
         if not callable(getattr(made, method, None)):
             fix = "an environment has reset(task, *, seed) and step(message)"
             raise ConfigError(field, target, f"it made {type(made).__name__}, which has no {method}(); {fix}")
+    if isinstance(made, HasLane) and made.lane not in get_args(Lane):
+        raise ConfigError(field, target, f"its lane is {made.lane!r}; use one of {', '.join(get_args(Lane))}, or leave it out")
     if not hasattr(made, "agents"):
         return Alone(made)
     agents = list(made.agents)
@@ -102,17 +110,40 @@ def tools_of_game(game: ChatGame) -> Sequence[Tool]:
     return owner.tools() if isinstance(owner, HasTools) else ()
 
 
-def saved(game: ChatGame) -> State | None:
-    """The state of a game that can be saved; None of others, which are played again."""
+def begin_game(game: ChatGame, task: Settings, seed: int) -> object:
+    """Reset a game; what is returned may have to be awaited. The task is a copy, because other conversations have it too, and
+    an environment may use it up."""
+    return game.reset(deepcopy(task), seed=seed)
+
+
+def can_be_saved(game: ChatGame) -> bool:
+    """Whether a game has a state that can be saved. Others are played again."""
+    return isinstance(own(game), HasState)
+
+
+def saved(game: ChatGame) -> object:
+    """The state of a game; what is returned may have to be awaited."""
     owner = own(game)
-    return dict(owner.get_state()) if isinstance(owner, HasState) else None
+    assert isinstance(owner, HasState), "asked only of those that can be saved"
+    return owner.get_state()
 
 
-def put_back(game: ChatGame, state: State) -> None:
-    """Give a game the state that `saved` told."""
+def why_unsaved(state: object) -> str:
+    """Why a state is none that a checkpoint can hold; empty if it is one."""
+    if not isinstance(state, Mapping):
+        return f"get_state gave {short(state)}; give a dict of plain data"
+    try:
+        encode(state, {})
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def put_back(game: ChatGame, state: State) -> object:
+    """Give a game the state that `saved` told; what is returned may have to be awaited."""
     owner = own(game)
     assert isinstance(owner, HasState), "it was saved by get_state"
-    owner.set_state(state)
+    return owner.set_state(state)  # type: ignore[func-returns-value]
 
 
 def close_game(game: ChatGame) -> object:
@@ -121,13 +152,18 @@ def close_game(game: ChatGame) -> object:
     return owner.close() if isinstance(owner, Closes) else None  # type: ignore[func-returns-value]
 
 
+def own_turns(game: ChatGame, turns: object, channels: Mapping[str, float]) -> dict[str, Turn]:
+    """What `reset` or `step` gave, as copies (`own_turn`)."""
+    return {agent: own_turn(turn, channels) for agent, turn in checked_turns(game, turns, channels).items()}
+
+
 def checked_turns(game: ChatGame, turns: object, channels: Mapping[str, float]) -> dict[str, Turn]:
     """What `reset` or `step` gave, or a `DataError` in words."""
     if not isinstance(turns, Mapping):
-        raise DataError(f"the environment gave {type(turns).__name__} instead of a Turn" + _by_agent(game))
+        raise DataError(f"the environment gave {type(turns).__name__} instead of {_wanted(game)}")
     for agent, turn in turns.items():
         if not isinstance(turn, Turn):
-            raise DataError(f"the environment gave {type(turn).__name__} instead of a Turn" + _by_agent(game))
+            raise DataError(f"the environment gave {type(turn).__name__} instead of {_wanted(game)}")
         if agent not in game.agents:
             raise DataError(f"the environment gave a Turn to {agent!r}; its agents are {', '.join(game.agents)}")
         _check_channels(turn, channels)
@@ -140,23 +176,47 @@ def _check_channels(turn: Turn, channels: Mapping[str, float]) -> None:
         raise DataError(f"reward channel {unknown[0]!r} is unknown: the environment {has}")
 
 
-def check_turn(turn: Turn, channels: Mapping[str, float]) -> None:
-    """Raise a `DataError` for a turn, of an environment or of a tool, that cannot be told, counted or saved."""
+def own_turn(turn: Turn, channels: Mapping[str, float]) -> Turn:
+    """A copy of a turn, of an environment or of a tool, in plain data: whatever its author changes later, it stays as it is. A
+    `DataError` for a turn that cannot be told, counted or saved."""
     _check_channels(turn, channels)
     if turn.heard:
         messages_of(turn.heard)
     try:
-        json.dumps(turn.heard, ensure_ascii=False, allow_nan=False).encode()
+        messages = json.loads(json.dumps(turn.heard, ensure_ascii=False, allow_nan=False).encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"a message is no plain data: {error}; give texts, finite numbers, lists and dicts") from error
-    if not isinstance(turn.key, str):
-        raise DataError(f"the key of a turn is a {type(turn.key).__name__}; give a text")
-    if odd := [name for name, n in turn.counts.items() if not isinstance(name, str) or type(n) is not int]:
-        raise DataError(f"the count {odd[0]!r} of a turn is {turn.counts[odd[0]]!r}; give a whole number under a name")
+    terminated, truncated = _truth("terminated", turn.terminated), _truth("truncated", turn.truncated)
+    return Turn(messages, turn.earned, terminated, truncated, key=_key(turn.key), counts=_counts(turn.counts))
 
 
-def _by_agent(game: ChatGame) -> str:
-    return "" if isinstance(game, Alone) else " for each agent"
+def _truth(name: str, value: object) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise DataError(f"{name} of a turn is {short(value)}; give True or False")
+    return bool(value)
+
+
+def _key(key: object) -> str:
+    if not isinstance(key, str):
+        raise DataError(f"the key of a turn is a {type(key).__name__}; give a text")
+    check_text(key, "the key of a turn")
+    return str.__str__(key)
+
+
+def _counts(counts: object) -> dict[str, int]:
+    if not isinstance(counts, Mapping):
+        raise DataError(f"the counts of a turn are {short(counts)}; give a dict of names and whole numbers")
+    for name, n in counts.items():
+        if not isinstance(name, str) or type(n) is not int or not 0 <= n <= MOST:
+            raise DataError(f"the count {short(name)} of a turn is {short(n)}; give a whole number (0 or more) under a name")
+        check_text(name, "the name of a count")
+    return dict(counts)
+
+
+def _wanted(game: ChatGame) -> str:
+    if isinstance(game, Alone):
+        return "a Turn; return Turn(text), or Turn(text, reward, terminated=True) at the end"
+    return "a Turn for each agent; return {agent: Turn(text)}"
 
 
 def plain_turns(turns: Mapping[str, Turn]) -> str:

@@ -7,12 +7,12 @@ settings say (`TalkConfig.step_timeout_s`, `tool_timeout_s`).
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from runnel.core.calls.pool import STEP_S, CallOutcome, CallPool, CallSpec, attempt
+from runnel.core.calls.pool import STEP_S, CallOutcome, CallPool, attempt
 from runnel.core.clock import Clock, WallClock
 from runnel.core.contracts.chat import ChatGame, Message, ToolFailure, Turn
 from runnel.core.contracts.inference import Reply
@@ -21,17 +21,21 @@ from runnel.core.records import Batch
 from runnel.core.rng import content_id, make_seed
 from runnel.core.state import State
 from runnel.core.worker import progressed
-from runnel.llm.chat.conversation import Conversation, Reason, Speaker
+from runnel.llm.chat.calls import CLOSE, call_specs
+from runnel.llm.chat.conversation import TOO_LONG, Conversation, Reason, Speaker
 from runnel.llm.chat.games import (
     NO_GAME,
-    check_turn,
-    checked_turns,
+    begin_game,
+    can_be_saved,
     close_game,
     lane_of,
+    own_turn,
+    own_turns,
     plain_turns,
     put_back,
     saved,
     tools_of_game,
+    why_unsaved,
 )
 from runnel.llm.chat.partners import Partner
 from runnel.llm.chat.prompts import PromptMaker
@@ -41,12 +45,8 @@ from runnel.llm.engines.requests import SamplingConfig, request_rows
 from runnel.llm.tasks.text import Example
 from runnel.llm.tokenize import Tokenizer
 
-NUM_THREADS = 64
-"""Calls of environments at once, and of tools, that run in threads."""
 END_S = 1.0
 """What environments and tools get at the end of a run to let go of what they hold."""
-CLOSE = "talk.close"
-"""Tools are closed in threads, whatever their lane: an end may take its time."""
 
 
 class Asked(Protocol):
@@ -92,7 +92,7 @@ class ChatPlayer:
         self._max_context, self._max_tokens, self.seed = max_context, max_tokens, seed
         self._sampling, self._blocking = sampling or SamplingConfig(), blocking
         self._clock = clock or WallClock()
-        self._calls = CallPool(_specs(task), ordered=False, clock=self._clock)
+        self._calls = CallPool(call_specs(task.talk), ordered=False, clock=self._clock)
         self._open: dict[int, tuple[Conversation, Speaker | None, Message]] = {}
         """By the ticket of a call: its conversation, and for a call of a tool the agent and the call."""
         self._closing: set[int] = set()
@@ -100,6 +100,7 @@ class ChatPlayer:
         self._unwanted: list[tuple[str, int]] = []
         """Agents and tickets of replies that a conversation no longer waits for."""
         self._events: list[State] = []
+        self._told_unsaved = False
 
     # -------------------------------------------------------------------------------------------------- conversations
     def open(
@@ -136,6 +137,7 @@ class ChatPlayer:
         if made.reason:
             self._fail(conversation, f"environment_failed: make: {made.reason}", made.lines)
         conversation.game, conversation.sides = (NO_GAME, {}) if made.reason else made.value
+        conversation.released = False
 
     def _game(self, example: Example) -> tuple[ChatGame, dict[str, Speaker]]:
         game = self.task.game(example)
@@ -157,7 +159,7 @@ class ChatPlayer:
         if conversation.failure:
             return
         conversation.began = self._clock.now()
-        self._call(conversation, "reset", conversation.game.reset, conversation.task, seed=conversation.seed)
+        self._call(conversation, "reset", self._reset(conversation))
 
     def again(self, client_of: ClientOf, conversation: Conversation, example: Example) -> None:
         """Begin a conversation anew, with a new environment and new draws."""
@@ -178,7 +180,10 @@ class ChatPlayer:
         self.release(conversation)
 
     def release(self, conversation: Conversation) -> None:
-        """Let go of what its environment and tools hold."""
+        """Let go of what its environment and tools hold. A second call changes nothing."""
+        if conversation.released:
+            return
+        conversation.released = True
         for side in conversation.sides.values():
             if side.toolbox.holds:
                 self._closing.add(self._calls.submit(CLOSE, side.toolbox.close))
@@ -275,6 +280,7 @@ class ChatPlayer:
             side.said.turns[0].earn(side.early, {})
             side.early = {}
         message = self._prompts_of(side).message(reply["tokens"].tolist(), tools=bool(side.toolbox.schemas))
+        side.said.turns[-1].message = len(side.messages)
         side.messages.append(message)
         side.results = []
         if message.get("tool_calls") or message.get("tool_errors"):
@@ -295,7 +301,6 @@ class ChatPlayer:
                 continue
             target, lane = side.toolbox.target(calls[number]), side.toolbox.lane(calls[number])
             self._open[self._calls.submit(f"talk.tool/{lane}", target)] = conversation, side, calls[number]
-            conversation.called_at = self._clock.now()
             return
         if side.stage == "tools":
             unread, counts = side.toolbox.unreadable(message.get("tool_errors", ()))
@@ -310,11 +315,11 @@ class ChatPlayer:
         """Put the result of a call, or why there is none, into the conversation. `log`: the call was made."""
         try:
             if isinstance(outcome, CallOutcome) and isinstance(outcome.value, Turn):
-                check_turn(outcome.value, self.task.turn_channels)
-        except DataError as error:  # what it earned would be lost
+                outcome = replace(outcome, value=own_turn(outcome.value, self.task.turn_channels))
+            message, counts, turn = side.toolbox.answer(call, outcome)
+        except DataError as error:  # what it earned would be lost, or it is no fault of the model's
             self._fail(conversation, f"tool_failed: {call['function']['name']}: {error}")
             return
-        message, counts, turn = side.toolbox.answer(call, outcome)
         if side.toolbox.late:
             self._closing.add(self._calls.submit(CLOSE, side.toolbox.close_late))
         side.results.append(message)
@@ -334,11 +339,14 @@ class ChatPlayer:
         said = {side.agent: self._prompts.heard(side.messages[-1]) for side in speakers}
         self._call(conversation, "step", conversation.game.step, said)
 
-    def _call(self, conversation: Conversation, what: str, fn: Callable[..., Any], /, *args: object, **named: object) -> None:
-        assert what in ("reset", "step")
-        conversation.called = "reset" if what == "reset" else "step"
-        conversation.called_at = self._clock.now()
-        ticket = self._calls.submit(f"talk.step/{lane_of(conversation.game)}", fn, *args, **named)
+    @staticmethod
+    def _reset(conversation: Conversation) -> Callable[[], Any]:
+        """The call of `reset`."""
+        return partial(begin_game, conversation.game, conversation.task, conversation.seed)
+
+    def _call(self, conversation: Conversation, what: Literal["reset", "step"], fn: Callable[..., Any], *args: object) -> None:
+        conversation.called = what
+        ticket = self._calls.submit(f"talk.step/{lane_of(conversation.game)}", fn, *args)
         self._open[ticket] = conversation, None, {}
 
     def _take_calls(self) -> int:
@@ -366,15 +374,14 @@ class ChatPlayer:
             self._closing.discard(outcome.ticket)
             return 0
         conversation, side, call = owner
-        took = self._clock.now() - conversation.called_at
         if side is not None:
-            side.said.turns[-1].duration_s += took
+            side.said.turns[-1].duration_s += outcome.duration_s
             self._answer(conversation, side, call, outcome)
             if not conversation.failure:
                 self._use_tools(conversation, side)
             return 1
         for speaker in conversation.speakers():
-            speaker.said.turns[-1].duration_s += took
+            speaker.said.turns[-1].duration_s += outcome.duration_s
         self._stepped(conversation, outcome)
         return 1
 
@@ -385,9 +392,7 @@ class ChatPlayer:
             self._fail(conversation, f"environment_failed: {called}: {outcome.reason}", outcome.lines)
             return
         try:
-            turns = checked_turns(conversation.game, outcome.value, self.task.turn_channels)
-            for turn in turns.values():
-                check_turn(turn, self.task.turn_channels)
+            turns = own_turns(conversation.game, outcome.value, self.task.turn_channels)
             heard = {side.agent: side.messages[-1] for side in conversation.speakers()} if called == "step" else {}
             conversation.log.append([called, heard, plain_turns(turns)])
         except DataError as error:
@@ -446,7 +451,7 @@ class ChatPlayer:
                 return
             limit = "context"
             if not side.said.turns:
-                self._fail(conversation, f"prompt_too_long: {len(prompt)} tokens, room for {context - 1}")
+                self._fail(conversation, f"{TOO_LONG}: {len(prompt)} tokens, room for {context - 1}")
                 conversation.hopeless = True
                 return
         self._end(conversation, limit)
@@ -473,28 +478,32 @@ class ChatPlayer:
     def data(self, conversation: Conversation) -> State:
         """Plain data, for a checkpoint. Calls that run are made again; a game or a tool whose state cannot be saved is played
         again."""
+        game, *tools = self._states(conversation) or (None,)
+        states = {"game": game, "tools": None if game is None else tools}
+        return conversation.data(now=self._clock.now()) | states
+
+    def _states(self, conversation: Conversation) -> list[State] | None:
+        """The states of the game, and of the tools of each agent; None where one cannot be saved now, or is not needed."""
+        if conversation.released:
+            return None
+        game, boxes = conversation.game, [side.toolbox for side in conversation.sides.values()]
         quiet = not conversation.called and all(side.stage != "tools" for side in conversation.sides.values())
-        boxes = [side.toolbox for side in conversation.sides.values()]
-        game = saved(conversation.game) if quiet and all(box.restorable for box in boxes) else None
-        return {
-            "number": conversation.number,
-            "seed": conversation.seed,
-            "names": list(conversation.names),
-            "version": conversation.version,
-            "affinity": conversation.affinity,
-            "max_turns": conversation.max_turns,
-            "greedy": conversation.greedy,
-            "attempt": conversation.attempt,
-            "called": conversation.called,
-            "elapsed": self._clock.now() - conversation.began,
-            "failure": conversation.failure,
-            "hopeless": conversation.hopeless,
-            "lines": conversation.lines,
-            "sides": [side.data() for side in conversation.sides.values()],
-            "game": game,
-            "tools": None if game is None else [box.get_state() for box in boxes],
-            "log": [list(entry) for entry in conversation.log],
-        }
+        if not (quiet and can_be_saved(game) and all(box.restorable for box in boxes)):
+            return None
+        found: list[State] = []
+        for lane, get in [
+            (f"talk.step/{lane_of(game)}", partial(saved, game)),
+            *(("talk.tool/thread" if box.has_state else "talk.tool/inline", box.get_state) for box in boxes),
+        ]:
+            outcome = self._outcome(self._calls.submit(lane, get))
+            if why := outcome.reason or why_unsaved(outcome.value):
+                if not self._told_unsaved:
+                    text = f"states of {self.task.name} cannot be saved, so a resume plays conversations again: {why}"
+                    self._events.append({"kind": "event", "level": "warning", "text": text})
+                self._told_unsaved = True
+                return None
+            found.append(dict(outcome.value))
+        return found
 
     def restored(self, data: State, example: Example) -> Conversation:
         """The conversation that `data` told, with its environment as it was."""
@@ -508,16 +517,9 @@ class ChatPlayer:
             max_turns=data["max_turns"],
             greedy=data["greedy"],
         )
-        conversation.attempt, conversation.hopeless = data["attempt"], data["hopeless"]
-        conversation.began = self._clock.now() - data["elapsed"]
-        conversation.lost = bool(conversation.failure) and not data["failure"]
-        if conversation.lost:  # its environment could not be made again
+        conversation.restore(data, now=self._clock.now())
+        if conversation.lost:
             return conversation
-        conversation.failure, conversation.lines = data["failure"], data["lines"]
-        conversation.log = [list(entry) for entry in data["log"]]
-        if conversation.sides and data["sides"]:  # both are, but where an environment could not be made
-            for side, told in zip(conversation.sides.values(), data["sides"], strict=True):
-                side.restore(told)
         if not conversation.over and not conversation.failure:
             why = self._replayed(conversation) if data["game"] is None else self._put_back(conversation, data)
             if why:
@@ -530,7 +532,7 @@ class ChatPlayer:
     def _put_back(self, conversation: Conversation, data: State) -> str:
         """Give the environment and the tools the states that were saved; why that cannot be done, if so."""
         game = conversation.game
-        sets: list[tuple[str, Callable[[], None]]] = [
+        sets: list[tuple[str, Callable[[], object]]] = [
             (f"talk.step/{lane_of(game)}", partial(put_back, game, data["game"])),
             *(
                 ("talk.tool/thread", partial(side.toolbox.set_state, state))
@@ -544,7 +546,7 @@ class ChatPlayer:
     def _resume(self, conversation: Conversation, called: str) -> None:
         """Make the calls again that ran."""
         if called == "reset":
-            self._call(conversation, "reset", conversation.game.reset, conversation.task, seed=conversation.seed)
+            self._call(conversation, "reset", self._reset(conversation))
         elif called == "step":
             self._tell_environment(conversation)
         for side in conversation.sides.values():
@@ -555,17 +557,17 @@ class ChatPlayer:
         """Play a conversation's environment and tools again up to where it stands; why that cannot be done, if so."""
         for what, who, said, *came in conversation.log:
             if what == "tool":
-                if self._replay_tool(conversation.sides[who], said) != came[0]:
+                if self._replay_tool(conversation.sides[who], said) not in came:
                     return f"its tool {said['function']['name']!r} did not give the same result"
                 continue
-            game, again = conversation.game, partial(conversation.game.reset, conversation.task, seed=conversation.seed)
+            game, again = conversation.game, self._reset(conversation)
             if what == "step":
                 again = partial(game.step, {agent: self._prompts.heard(message) for agent, message in who.items()})
             outcome = self._outcome(self._calls.submit(f"talk.step/{lane_of(game)}", again))
             if outcome.reason:
                 return f"its environment failed ({outcome.reason})"
             try:
-                same = plain_turns(checked_turns(game, outcome.value, self.task.turn_channels)) == said
+                same = plain_turns(own_turns(game, outcome.value, self.task.turn_channels)) == said
             except DataError:  # no turns
                 same = False
             if not same:
@@ -580,30 +582,10 @@ class ChatPlayer:
                 self._settle(outcome)
             progressed()
 
-    def _replay_tool(self, side: Speaker, call: Message) -> str:
-        """The text that a call gives when it is made again."""
+    def _replay_tool(self, side: Speaker, call: Message) -> str | None:
+        """The text that a call gives when it is made again; None if it cannot be made."""
         ticket = self._calls.submit(f"talk.tool/{side.toolbox.lane(call)}", side.toolbox.target(call))
-        return str(side.toolbox.answer(call, self._outcome(ticket))[0]["content"])
-
-
-def _specs(task: ChatTask) -> list[CallSpec]:
-    """How environments and tools are called, by where they run."""
-    out = []
-    for what, limit in (("step", task.talk.step_timeout_s), ("tool", task.talk.tool_timeout_s)):
-        field = f"talk.{what}_timeout_s"
-        out += [
-            CallSpec(f"talk.{what}/inline", _plainly, run="inline"),
-            CallSpec(f"talk.{what}/thread", _plainly, run="thread", workers=NUM_THREADS, timeout_s=limit, limit_field=field),
-            CallSpec(f"talk.{what}/async", _awaited, run="async", timeout_s=limit, limit_field=field),
-        ]
-    out.append(CallSpec(CLOSE, _plainly, run="thread", workers=NUM_THREADS, timeout_s=limit, limit_field=field))
-    return out
-
-
-def _plainly(fn: Callable[..., Any], /, *args: object, **named: object) -> Any:
-    return fn(*args, **named)
-
-
-async def _awaited(fn: Callable[..., Any], /, *args: object, **named: object) -> Any:
-    made = fn(*args, **named)
-    return await made if inspect.isawaitable(made) else made
+        try:
+            return str(side.toolbox.answer(call, self._outcome(ticket))[0]["content"])
+        except DataError:
+            return None

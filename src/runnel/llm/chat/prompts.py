@@ -34,7 +34,7 @@ class PromptMaker:
             return self.tokenizer.extend(said.last, self._written(new), tools)
         written = self._written(messages)
         if schemas and not self.dialect.takes_tools:
-            written = _told(written, self.dialect.describe(schemas))
+            written = self._told(written, self.dialect.describe(schemas))
         if isinstance(self.tokenizer, PlainTokenizer):
             return self.tokenizer.render(written, tools, control=self._of_data)
         return self.tokenizer.render(written, tools)
@@ -77,6 +77,18 @@ class PromptMaker:
         """Messages as the chat template knows them."""
         return messages_of(results(self.dialect, [self._one(m) for m in messages]))
 
+    def _told(self, messages: Sequence[Message], tools: str) -> list[Message]:
+        """A conversation whose first message tells of tools, where the chat template cannot: that of the system, or of the user
+        where the template knows no other."""
+        first, *rest = messages
+        if first["role"] == "system":
+            return [{"role": "system", "content": f"{first['content']}\n\n{tools}"}, *rest]
+        if not isinstance(self.tokenizer, HFTokenizer) or self.tokenizer.takes_system:
+            return [{"role": "system", "content": tools}, *messages]
+        if first["role"] == "user":
+            return [{**first, "content": f"{tools}\n\n{first['content']}"}, *rest]
+        return [{"role": "user", "content": tools}, *messages]
+
     def _one(self, message: Message) -> Message:
         calls = message.get("tool_calls", ())
         text = message.get("text") if message["role"] == "assistant" else None
@@ -93,11 +105,3 @@ def make_dialect(tokenizer: Tokenizer, name: DialectName) -> Dialect:
     if isinstance(tokenizer, HFTokenizer):
         return dialect_for(tokenizer.inner, name)
     return DIALECTS["hermes" if name == "auto" else name]
-
-
-def _told(messages: Sequence[Message], tools: str) -> list[Message]:
-    """A conversation whose system message tells of tools, where the chat template cannot."""
-    first = messages[0]
-    if first["role"] == "system":
-        return [{"role": "system", "content": f"{first['content']}\n\n{tools}"}, *messages[1:]]
-    return [{"role": "system", "content": tools}, *messages]

@@ -85,6 +85,8 @@ class TurnRecord:
     prefilled: int = 0
     """Tokens that the engine computed before it could speak."""
     counts: dict[str, int] = field(default_factory=dict)
+    message: int = -1
+    """The place of its message among all that the agent heard and said."""
 
     def earn(self, rewards: Mapping[str, float], counts: Mapping[str, int]) -> None:
         for name, value in rewards.items():

@@ -132,6 +132,8 @@ class ChatSampler(PromptSampler):
                 if conversation.failure and self._may_retry(conversation):
                     self._retry(group, conversation)
                     work += 1
+                elif conversation.over:
+                    self.player.release(conversation)  # the others of its group may take long
             if group.complete:
                 group.judged = True
                 self._judge(group)
@@ -142,9 +144,20 @@ class ChatSampler(PromptSampler):
         return conversation.lost or (not conversation.hopeless and conversation.attempt < self._chat.talk.retries)
 
     def _retry(self, group: ChatGroup, conversation: Conversation) -> None:
-        at = shown_prompt(group.example.text)
-        self._events.append({"kind": "call_retried", "reason": f"conversation: {conversation.failure}", "prompt": at})
+        told = {"what": "a conversation was begun anew", "reason": conversation.failure}
+        self._events.append({"kind": "call_retried", **told, "prompt": self._shown(group.example)})
         self.player.again(self._client_of, conversation, group.example)
+
+    def _shown(self, example: Example) -> str:
+        """A prompt, or the task of an environment."""
+        shown = shown_prompt(example.text)
+        return shown if self._chat.judged else shown.replace("(prompt ", "(task ", 1)
+
+    @property
+    def _fix(self) -> str:
+        if self._chat.judged:
+            return super()._fix
+        return f"fix the environment {self.task.name!r}; `runnel check-chat` says what is wrong with it"
 
     def _reissue(self, client: InferenceClient) -> None:
         asked = [c for g in self._groups for c in g.conversations if c.runs]
@@ -216,7 +229,9 @@ class ChatSampler(PromptSampler):
             mine = {"by_policy": {side.agent: total}} if len(self._trained) > 1 else {}
             self._events.append(episode(side, total) | {"passed": total >= self._pass_reward - 1e-9} | mine)
         if self._num_groups % SAMPLE_EVERY == 0:
-            self._events.append(told(group, sides[0], totals[0]))
+            shown = self._num_groups // SAMPLE_EVERY % len(self._trained)  # of several agents, each has its turn
+            weights = dict(zip(self._chat.channels, self._chat.weights, strict=True))
+            self._events.append(told(group, sides[shown], totals[shown], weights))
         self._num_groups += 1
 
     # ----------------------------------------------------------------------------------------------------------- state
@@ -266,8 +281,8 @@ def episode(side: Speaker, total: float) -> State:
     }
 
 
-def told(group: ChatGroup, side: Speaker, total: float) -> State:
-    """A conversation for people to read."""
+def told(group: ChatGroup, side: Speaker, total: float, weights: Mapping[str, float]) -> State:
+    """A conversation for people to read. Weights of channels are told where they are not all 1."""
     turns = [
         {
             "rewards": dict(turn.rewards),
@@ -280,11 +295,9 @@ def told(group: ChatGroup, side: Speaker, total: float) -> State:
         }
         for turn in side.said.turns
     ]
-    number, messages = 0, list[State]()
-    for message in side.messages:
-        messages.append(dict(message))
-        if message["role"] == "assistant" and number < len(turns):
-            messages[-1]["turn"], number = number, number + 1
+    messages = [{name: value for name, value in m.items() if name != "turn"} for m in side.messages]
+    for number, turn in enumerate(side.said.turns):  # an environment may show messages of an assistant, too
+        messages[turn.message]["turn"] = number
     return {
         "kind": "conversation",
         "version": episode(side, total)["version"],
@@ -293,6 +306,7 @@ def told(group: ChatGroup, side: Speaker, total: float) -> State:
         "reason": side.reason,
         **({"agent": side.agent} if len(group.conversations[0].sides) > 1 else {}),
         "task": {} if group.example.columns.get(TASK) is None else group.example.columns[TASK],
+        **({"weights": dict(weights)} if set(weights.values()) - {1.0} else {}),
         "messages": messages,
         "turns": turns,
     }

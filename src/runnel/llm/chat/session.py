@@ -19,7 +19,7 @@ from runnel.core.records import Batch
 from runnel.core.rng import make_seed
 from runnel.core.state import Settings
 from runnel.llm.chat.config import TalkConfig
-from runnel.llm.chat.conversation import Conversation, Reason, Speaker
+from runnel.llm.chat.conversation import TOO_LONG, Conversation, Reason, Speaker
 from runnel.llm.chat.games import AGENT
 from runnel.llm.chat.player import ChatPlayer
 from runnel.llm.chat.task import SEED, TASK, ChatTask, Seeds
@@ -207,8 +207,11 @@ class Chat:
         messages, reason = self.messages, conversation.sides[AGENT].reason
         if conversation.failure or (reason == "context" and len(messages) == start):
             self._give_up(keep=messages[: start - 1] if messages else self._before)
-            why = f"it has no room for more than {self._voice.max_context} tokens; begin a new one (reset)"
-            raise DataError(f"the conversation cannot go on: {conversation.failure or why}")
+            room = f"it has no room for more than {self._voice.max_context} tokens"
+            why = conversation.failure or f"{room}; begin a new one (reset)"
+            if why.startswith(TOO_LONG):
+                why = f"{room}, with what is said of its tools ({why}); begin a new one (reset), with less"
+            raise DataError(f"the conversation cannot go on: {why}")
         if conversation.over:
             self._give_up(keep=messages)
         return messages[start:]
@@ -253,7 +256,7 @@ def watch(task: ChatTask, voice: Voice, example: Example, *, number: int = 0, gr
         while not (conversation.over or conversation.failure):
             advance(player, client, conversation)
             for agent, side in conversation.sides.items():
-                yield from _news(side, side.messages[shown[agent] :], paid[agent])
+                yield from _news(side, shown[agent], paid[agent])
                 shown[agent] = len(side.messages)
         if conversation.failure:
             raise DataError(f"the conversation failed: {conversation.failure}{conversation.lines}")
@@ -264,16 +267,18 @@ def watch(task: ChatTask, voice: Voice, example: Example, *, number: int = 0, gr
         player.close()
 
 
-def _news(side: Speaker, messages: Sequence[Message], paid: dict[str, float]) -> Iterator[Happened]:
-    """New messages. What the model's last one has earned stands behind it, before what the environment says."""
-    own = [m for m in messages if m["role"] in ("assistant", "tool")]
-    yield from (Happened(side.agent, m) for m in own)
+def _news(side: Speaker, start: int, paid: dict[str, float]) -> Iterator[Happened]:
+    """Messages from `start` on. What the model's last one has earned stands behind it, before what the environment says, which
+    may show messages of an assistant, too."""
+    spoken, heard = {turn.message for turn in side.said.turns}, list(enumerate(side.messages))[start:]
+    own = [i for i, message in heard if i in spoken or message["role"] == "tool"]
+    yield from (Happened(side.agent, side.messages[i]) for i in own)
     names = {*side.early, *(name for turn in side.said.turns for name in turn.rewards)}
     earned = {name: side.total(name) - paid.get(name, 0.0) for name in sorted(names)}
     if new := {name: value for name, value in earned.items() if value}:
         yield Happened(side.agent, rewards=new)
         paid.update({name: side.total(name) for name in new})
-    yield from (Happened(side.agent, m) for m in messages if m not in own)
+    yield from (Happened(side.agent, message) for i, message in heard if i not in own)
 
 
 # ---------------------------------------------------------------------------------------------------------------- for both

@@ -16,6 +16,7 @@ from runnel.core.calls.pool import call
 from runnel.core.checks import name_of
 from runnel.core.contracts.chat import ChatGame, HasTasks, Message, Tool, Turn
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.hints import closest
 from runnel.core.resolve import called, is_reference, load_object
 from runnel.core.state import Settings
 from runnel.llm.chat.config import TalkConfig
@@ -150,8 +151,13 @@ def maker_of(spec: str | Maker, settings: Settings) -> Maker:
     if isinstance(spec, str) and spec in GAMES:
         return lambda: make_game(spec, **settings)
     if isinstance(spec, str) and not is_reference(spec):
-        raise ConfigError("chat", spec, f"choose one of {', '.join(sorted({**WORLDS, **GAMES}))}, or write file.py:make_env")
+        known = sorted({**WORLDS, **GAMES})
+        fix = f"{closest(spec, known)}choose one of {', '.join(known)}, or write file.py:make_env"
+        raise ConfigError("chat", spec, f"write {spec}:NAME, of what makes the environment" if spec.endswith(".py") else fix)
     make: Maker = load_object(spec, "chat") if isinstance(spec, str) else spec
+    if not callable(make):
+        fix = f"is no function ({type(make).__name__}); name the class of an environment, or a function that makes one"
+        raise ConfigError("chat", spec, fix)
     return lambda: make(**settings)
 
 

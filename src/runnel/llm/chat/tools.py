@@ -22,6 +22,7 @@ from runnel.core.checks import name_of
 from runnel.core.contracts.chat import (
     TOOL_CALLS,
     TOOL_ERRORS,
+    UNUSABLE,
     HasLane,
     HasState,
     Lane,
@@ -31,10 +32,11 @@ from runnel.core.contracts.chat import (
     ToolFailure,
     Turn,
 )
-from runnel.core.errors import ConfigError
+from runnel.core.errors import ConfigError, DataError
+from runnel.core.hints import closest
 from runnel.core.resolve import called, is_reference, load_object
 from runnel.core.state import Settings, State
-from runnel.core.user_code import summary
+from runnel.core.user_code import summary, words
 from runnel.llm.chat.arguments import wrong_arguments
 from runnel.llm.chat.signatures import from_json, hints_of, parameters_of
 
@@ -44,6 +46,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _OF_ENVIRONMENTS = {"reset", "step", "tools", "tasks", "script", "get_state", "set_state", "close", "render"}
 """Methods that an environment has for others than the model."""
 _LONGEST_NAME = 128
+FAILURES = (ToolFailure, ConfigError)
 _SHORTEST = 64
 """Characters that a result must be allowed, so that the mark in its middle fits."""
 
@@ -257,11 +260,14 @@ class Toolbox:
         return functools.partial(run, found, dict(arguments))
 
     def answer(self, call: Message, outcome: object) -> tuple[Message, Mapping[str, int], Turn | None]:
-        """The message that answers a call, what to count, and the tool's `Turn` if it returned one.
+        """The message that answers a call, what to count, and the tool's `Turn` if it returned one. A `DataError` if the tool
+        cannot be used (`UNUSABLE`).
 
         `outcome` is what a `CallPool` says of the target, or what the target returned or raised.
         """
         value = outcome_of(outcome)
+        if isinstance(value, ToolFailure) and value.kind == UNUSABLE:
+            raise DataError(str(value))
         if isinstance(value, ToolFailure) and value.kind == "timeout":
             self._give_up(_name_of(call))
         turn = value if isinstance(value, Turn) else None
@@ -292,6 +298,11 @@ class Toolbox:
     def restorable(self) -> bool:
         """Whether `get_state` says all that the opened tools know."""
         return all(isinstance(t, (_Function, HasState)) for t in self._opened.values())
+
+    @property
+    def has_state(self) -> bool:
+        """Whether `get_state` says anything."""
+        return any(isinstance(t, HasState) for t in self._opened.values())
 
     def get_state(self) -> State:
         """What the opened tools know, by name."""
@@ -333,15 +344,15 @@ class Toolbox:
     def _call(self, found: Tool, arguments: Settings) -> object:
         try:
             return _plain(self._open(found).call(arguments))
-        except ToolFailure as failure:  # as a value: a pool would make a text of it, without its kind
-            return failure
+        except FAILURES as failure:  # as a value: a pool would make a text of it, without its kind
+            return _failure(failure)
 
     async def _come(self, found: Tool, arguments: Settings) -> object:
         try:
             value = self._open(found).call(arguments)
             return _plain(await value if isinstance(value, Awaitable) else value)
-        except ToolFailure as failure:
-            return failure
+        except FAILURES as failure:
+            return _failure(failure)
 
     def _give_up(self, name: str) -> None:
         """Leave a tool that did not answer: it may still be at work, so the next call opens another one. It is not closed here:
@@ -415,13 +426,23 @@ def _mark(left_out: int) -> str:
 
 
 def _shown(value: object) -> str | ToolFailure:
-    """A result as text: a text as it is, plain data as JSON."""
-    if isinstance(value, (str, ToolFailure)):
-        return value
+    """A result as text: a text as it is, plain data as JSON. Texts and failures may be of classes of the tool's own: they are
+    asked nothing later."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, ToolFailure):
+        return _failure(value)
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         return ToolFailure(f"the tool returned a {type(value).__name__} that is no plain data ({error})")
+
+
+def _failure(error: ToolFailure | ConfigError) -> ToolFailure:
+    if isinstance(error, ConfigError):
+        return ToolFailure(str(error), kind=UNUSABLE)
+    kind = getattr(error, "kind", None)
+    return ToolFailure(words(error), kind=kind if isinstance(kind, str) and _NAME.fullmatch(kind) else "raised")
 
 
 def _plain(value: object) -> object:
@@ -472,7 +493,9 @@ def load_tools(names: Iterable[Any]) -> list[Tool]:
             found.append(_search(name.removeprefix(SEARCH)))
             continue
         if name not in BUILT_IN and not is_reference(name):
-            fix = f"is no built-in tool; choose from {', '.join(BUILT_IN)}, {SEARCH}PATH, or write file.py:name"
+            choose = f"choose from {', '.join(BUILT_IN)}, {SEARCH}PATH, or write file.py:name"
+            fix = f"is no built-in tool; {closest(name, BUILT_IN)}{choose}"
+            fix = f"write {name}:NAME, of the function or class that is the tool" if name.endswith(".py") else fix
             raise ConfigError("tools", name, fix)
         found += _tools_in(load_object(BUILT_IN.get(name, name), "tools"), name)
     if twice := [t.name for t in found if [o.name for o in found].count(t.name) > 1]:
@@ -481,7 +504,7 @@ def load_tools(names: Iterable[Any]) -> list[Tool]:
 
 
 def _search(path: str) -> Tool:
-    corpus = load_object("runnel.llm.worlds.corpus:Corpus", "tools").read(path)
+    corpus = load_object("runnel.llm.worlds.corpus:Corpus", "tools").read(path, field="tools")
     made: Tool = load_object("runnel.llm.worlds.corpus:search_tool", "tools")(corpus)
     return made
 

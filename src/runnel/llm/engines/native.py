@@ -243,7 +243,10 @@ class NativeEngine(QueuedEngine):
         pairs = [(prefix, prompt.rows[0].row) for prompt, prefix in prompts if prefix is not None]
         for session in {row.session for row in fresh if row.session is not None}:
             self._kept.take(session)
-        self._copy_slots([Move(p.slot, slot, p.length) for p, slot in pairs if p.slot != slot] + self._kept.make_room(slots))
+        moves = [Move(p.slot, slot, p.length) for p, slot in pairs if p.slot != slot]
+        if self._kept.all:
+            moves += self._kept.make_room(slots)
+        self._copy_slots(moves)
         self.num_reused += sum(prefix.length for prefix, _ in pairs)
 
     def _copy_slots(self, moves: Sequence[Move]) -> None:

@@ -20,7 +20,8 @@ from runnel.core.errors import ConfigError
 from runnel.core.memory import memory_for
 from runnel.core.records import Batch, Segment
 from runnel.core.state import Metrics, State
-from runnel.llm.learning.batches import merge
+from runnel.llm.algorithms.base import OPTIONAL
+from runnel.llm.learning.batches import PER_ROW, SCALARS, merge
 from runnel.llm.learning.drift import Drift
 from runnel.llm.learning.learner import TokenLearner
 from runnel.llm.model.token_model import TokenModel
@@ -67,8 +68,7 @@ class TokenLearnerInParts(TokenLearner):
             sums = self._passes(batch, rows, active, dict.fromkeys(counts, 1.0), drift)
             self._drift = drift if self._drift is None else self._drift.join(drift)
         self._segments.setdefault(reader, []).extend(some)
-        credit = {name: annotated[name] for name in ("advantage", "weight") if name in annotated}
-        self._credited.setdefault(reader, []).append(Batch(credit))
+        self._credited.setdefault(reader, []).append(_credit_of(annotated))
         needs = self.algorithms[reader].needs
         self._known.setdefault(reader, []).append(Batch({k: joined[reader][k] for k in needs}))
         for name, total in sums.items():
@@ -112,3 +112,9 @@ class TokenLearnerInParts(TokenLearner):
                 if not torch.allclose(alone, whole[name], rtol=RTOL, atol=ATOL):
                     fix = f"with this algorithm the {name} of a token depends on the whole batch; use false"
                     raise ConfigError("learner.in_parts", True, fix)
+
+
+def _credit_of(annotated: Batch) -> Batch:
+    """What an algorithm says of tokens in numbers; what it was told of them (their log-probabilities) is left out."""
+    own = {k: v for k, v in annotated.items() if not k.startswith((*PER_ROW, *SCALARS)) and k not in ("tokens", *OPTIONAL)}
+    return Batch({k: v for k, v in own.items() if v.is_floating_point()})

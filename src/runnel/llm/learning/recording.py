@@ -39,6 +39,8 @@ class GroupRecorder:
     pass_reward: float = 1.0
     example: Callable[[int], Example | None] | None = None
     source: str = ""
+    agents: Sequence[str] = ()
+    """Names of the agents that are trained, where there are several."""
     _group: RecordedGroup | None = None
 
     def choose(
@@ -88,10 +90,16 @@ class GroupRecorder:
             "task_id": group.header.task_id,
             "sample_id": group.header.sample_id,
             **self._prompt(group, example),
-            **({"agent": int(group.joined["agent"][group.members[0]])} if "agent" in group.joined else {}),
+            **({"agent": self._agent(group)} if "agent" in group.joined else {}),
             "source": self.source,
+            **({"weights": dict(self.channels)} if set(self.channels.values()) - {1.0} else {}),
             "rows": [self._row(group, i) for i in range(len(group.members))],
         }
+
+    def _agent(self, group: RecordedGroup) -> int | str:
+        """Whose trajectories these are: its name, or its number where nobody said names."""
+        number = int(group.joined["agent"][group.members[0]])
+        return self.agents[number] if number < len(self.agents) else number
 
     def _prompt(self, group: RecordedGroup, example: Example | None) -> State:
         """The prompt as its task has it; that of a conversation as its tokens say it, with what the sampler put there."""

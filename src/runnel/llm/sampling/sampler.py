@@ -347,12 +347,21 @@ class PromptSampler:
         """Cancel a group, and raise after too many in a row. `lines` are the lines of the user's code that failed."""
         self._give_up(group)
         writer.cancel(group.slot, reason)
-        at = {"prompt": shown_prompt(group.example.text), "lines": lines}
+        at = {"prompt": self._shown(group.example), "lines": lines}
         self._events.append({"kind": "failure", "reason": reason, "rows": self.num_rows, **at})
         self._failures += 1
         if self._failures >= MAX_FAILURES:
             what = f"{self._failures} groups in a row failed, the last one with {reason!r} {at['prompt']}"
-            raise DataError(f"{what}; fix the task {self.task.name!r}{lines}")
+            raise DataError(f"{what}; {self._fix}{lines}")
+
+    def _shown(self, example: Example) -> str:
+        """An example in a message."""
+        return shown_prompt(example.text)
+
+    @property
+    def _fix(self) -> str:
+        """What to do where every group fails."""
+        return f"fix the task {self.task.name!r}"
 
     def _report(self, group: CompletionGroup, totals: Sequence[float]) -> None:
         version = max(int(r["policy_version"].max()) for r in group.replies.values())

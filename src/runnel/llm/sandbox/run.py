@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import py_compile
-import select
 import selectors
 import signal
 import sys
@@ -24,6 +23,7 @@ from typing import Literal
 
 from runnel.core.errors import ConfigError
 from runnel.core.process import ChildProgram
+from runnel.core.readable import readable
 from runnel.core.state import State
 from runnel.llm.sandbox import calls
 from runnel.llm.sandbox.folder import sandbox_folder
@@ -235,7 +235,7 @@ class _Watch:
 
     def _wait_for_all(self) -> None:
         """Wait until the last process has closed the pipe: then no process of the sandbox runs any more."""
-        while select.select([self._alive], [], [], GONE_S)[0] and os.read(self._alive, 1 << 16):
+        while readable([self._alive], GONE_S) and os.read(self._alive, 1 << 16):
             pass
 
     def kill(self) -> None:

@@ -321,11 +321,20 @@ def _check_pool(warm: int, most: int) -> None:
         raise ConfigError("sandbox", sys.platform, "generated code is confined by the Linux kernel; run this on Linux")
     if warm < 0 or most < 1:
         raise ConfigError("warm, most", (warm, most), "must be at least 0 and at least 1")
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    room = (limit - SPARE_FDS) // FDS
-    if limit != resource.RLIM_INFINITY and warm + most > room:
-        fix = f"this process may have {limit} open files: enough for {room - warm} sessions. Lower it, or raise `ulimit -n`"
+    if most > (room := most_sessions(warm)):
+        _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        fix = f"this process may have {limit} open files: enough for {room} sessions. Lower it, or raise `ulimit -Hn`"
         raise ConfigError("most", most, fix)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = SPARE_FDS + FDS * (warm + most)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def most_sessions(warm: int) -> int:
+    """How many sessions this process has descriptors for, beside those that wait."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if hard == resource.RLIM_INFINITY else (hard - SPARE_FDS) // FDS - warm
 
 
 def _clean(text: str, most: int) -> str:

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 from runnel.core.contracts.chat import Tool, ToolFailure
-from runnel.llm.sandbox.session import SandboxSession, SessionConfig, SessionPool
+from runnel.core.errors import ConfigError
+from runnel.llm.sandbox.session import SandboxSession, SessionConfig, SessionPool, most_sessions
 
 DESCRIPTION = (
     "Runs Python code and returns what it prints, and the value of its last line. Variables, functions, imports and files stay "
@@ -31,6 +32,11 @@ KINDS = {"failed": "raised", "memory": "raised", "timeout": "timeout", "output":
 """The kind of failure (`TOOL_ERRORS`) for each status of a call. An error of the model's own code is an ordinary thing for an
 interpreter, but is counted: some algorithms weigh conversations by the share of calls that raised."""
 NOTHING = "(no output)"
+MOST = 2048
+"""Most sessions of a pool that tools share: as many as conversations of an actor, or its kernel's limits are lower."""
+WARM = 2
+WAIT_S = 1.0
+"""How long a call waits for a session where all are open. The conversations that have them may need this very thread to end."""
 _pools: dict[tuple[int, SessionConfig], SessionPool] = {}
 _lock = threading.Lock()
 
@@ -47,7 +53,7 @@ def shared_pool(config: SessionConfig) -> SessionPool:
     with _lock:
         key = (os.getpid(), config)  # a pool does not survive a fork
         if key not in _pools:
-            _pools[key] = pool = SessionPool(config)
+            _pools[key] = pool = SessionPool(config, warm=WARM, most=max(1, min(MOST, most_sessions(WARM))))
             atexit.register(pool.close)
         return _pools[key]
 
@@ -76,8 +82,15 @@ class PythonSession:
             if self._session is None:
                 if self._closed:
                     raise ToolFailure("this conversation is over", kind="died")
-                self._session = self._source().take()
+                self._session = self._take()
             return self._session
+
+    def _take(self) -> SandboxSession:
+        try:
+            return self._source().take(WAIT_S)
+        except TimeoutError as error:  # no mistake of the model's
+            fix = "play fewer conversations at a time (num_prompts, group_size), or raise `ulimit -Hn`"
+            raise ConfigError("tools", "python", f"{error}; {fix}") from error
 
     def close(self) -> None:
         """End the session."""

@@ -59,7 +59,7 @@ class DataConfig:
     num_eval: int = bounded(256, at_least=1)
     """Held-out prompts of a generated task."""
     settings: tuple[str, ...] = ()
-    """A generated task's own settings, as name=value."""
+    """Settings of a generated task's own, or options of what `chat` names, as name=value."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "data.")

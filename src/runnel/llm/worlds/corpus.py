@@ -66,16 +66,14 @@ class Corpus:
         return len(self.documents)
 
     @classmethod
-    def read(cls, path: str | Path) -> Corpus:
+    def read(cls, path: str | Path, *, field: str = "corpus") -> Corpus:
         """The documents of a file of JSON lines (`id` and `text`, and `title` if there is one), or of all .txt and .md files in
         a folder and below (the id is the path in it, the title the name)."""
         place = Path(path)
         if place.is_dir():
             return cls(_of_folder(place))
         if not place.is_file():
-            raise ConfigError(
-                "corpus", str(path), "there is no such file or folder; give JSON lines, or a folder of .txt and .md"
-            )
+            raise ConfigError(field, str(path), "there is no such file or folder; give JSON lines, or a folder of .txt and .md")
         return cls(_of_lines(place))
 
     def search(self, query: str, num: int = 3) -> list[Found]:

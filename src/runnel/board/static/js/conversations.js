@@ -1,8 +1,8 @@
 // What a language model wrote: a group's completions side by side, tokens coloured by what the learner saw; conversations turn by turn.
 
-import { h, fill, short, whole, notice, choice } from "./dom.js";
+import { h, fill, short, whole, counted, notice, choice } from "./dom.js";
 import { get, kept } from "./api.js";
-import { trainedTalk, playedTalk, said, countStates, endOf } from "./talk.js";
+import { trainedTalk, playedTalk, said, countStates, endOf, agentOf } from "./talk.js";
 
 const PAINT = [["none", "plain"], ["advantages", "advantage"], ["logprob", "log-probability"], ["mismatch", "mismatch"], ["versions", "version"], ["entropy", "entropy"]];
 const EXPLAIN = {
@@ -35,7 +35,7 @@ export class Conversations {
     try {
       const found = await get(`/api/${view}`, { run: this.id });
       if (view !== this.view) return; // another view was chosen meanwhile
-      fill(this.notes, notice(found.num_problems ? [`${found.num_problems} lines of ${view}.jsonl are not readable; skipped.`] : []));
+      fill(this.notes, notice(found.num_problems ? [`${counted(found.num_problems, "line")} of ${view}.jsonl cannot be read; skipped.`] : []));
       this.drawList(found[view]);
     } catch (error) {
       fill(this.notes, notice([error.message], "bad"));
@@ -89,19 +89,19 @@ export class Conversations {
     const before = this.shown === g.number ? [...this.stage.querySelectorAll(".talkrow")].map((box) => box.open) : [true]; // another colour keeps what is open
     this.shown = g.number;
     fill(this.stage,
-      h("p", { class: "soft small" }, `trained at version ${whole(g.version)}${g.source ? ` · ${g.source}` : ""}${g.task_id >= 0 ? ` · task ${g.task_id}` : ""}`),
+      h("p", { class: "soft small" }, `trained at version ${whole(g.version)}${g.source ? ` · ${g.source}` : ""}${g.task_id >= 0 ? ` · task ${g.task_id}` : ""}${agentOf(g)}`),
       h("h3", {}, "Prompt"), prompt(g, talks),
       h("div", { class: "controls" }, "colour by ", choice("colour", has, paint, (k) => { this.paint = k; kept.set("paint", k); this.draw(); }), h("span", { class: "soft small" }, EXPLAIN[paint], talks ? h("span", {}, `${EXPLAIN[paint] ? "; " : ""}faint: read, not trained on`) : null)),
-      h("div", { class: talks ? "completions long" : "completions" }, rows.map((row, i) => (talks ? trainedTalk(row, i, { open: before[i], states, span: (j) => span(row.tokens[j], row, j, paint, scale) }) : completion(row, i, paint, scale)))));
+      h("div", { class: talks ? "completions long" : "completions" }, rows.map((row, i) => (talks ? trainedTalk(row, i, { open: before[i], states, weights: g.weights, span: (j) => span(row.tokens[j], row, j, paint, scale) }) : completion(row, i, paint, scale)))));
   }
 }
 
 function groupFacts(g) {
-  return [h("span", { class: "soft small" }, ` ${g.source}`), h("span", { class: "dots" }, g.rewards.slice(0, 16).map((r) => h("i", { title: short(r), style: { background: shade(r, g.rewards) } })))];
+  return [h("span", { class: "soft small" }, ` ${g.agent || g.source}`), h("span", { class: "dots" }, g.rewards.slice(0, 16).map((r) => h("i", { title: short(r), style: { background: shade(r, g.rewards) } })))];
 }
 
 function talkFacts(t) {
-  return h("span", { class: "soft small" }, ` return ${short(t.return)} · ${whole(t.turns)} turns${t.reason && t.reason !== "terminated" ? ` · ${endOf(t.reason)}` : ""}`);
+  return h("span", { class: "soft small" }, `${t.agent ? ` ${t.agent} ·` : ""} return ${short(t.return)} · ${counted(t.turns, "turn")}${t.reason && t.reason !== "terminated" ? ` · ${endOf(t.reason)}` : ""}`);
 }
 
 function prompt(g, talks) {

@@ -81,6 +81,7 @@ export function seconds(v) {
 }
 
 export const whole = (v) => (isNumber(v) ? Math.round(v).toLocaleString("en") : "–");
+export const counted = (v, word) => `${whole(v)} ${word}${v === 1 ? "" : "s"}`;
 export const percent = (v) => (isNumber(v) ? `${Math.round(100 * v)} %` : "–");
 
 /** A file size. */

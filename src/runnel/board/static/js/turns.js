@@ -5,6 +5,9 @@ import { h, short, seconds, whole } from "./dom.js";
 const isNumber = (v) => typeof v === "number" && Number.isFinite(v);
 const WIDE = 9, HIGH = 26;
 
+/** What a channel counts in the reward: one of weight -0.1 is a cost. */
+export const weightOf = (weights, name) => (isNumber(weights?.[name]) ? weights[name] : 1);
+
 /** A strip of bars, one a turn; `values[i]` is null where a turn has none. A click goes to the turn. */
 function strip(label, values, { tint, tell, go, most }) {
   const largest = most ?? Math.max(...values.filter(isNumber).map(Math.abs), 0);
@@ -21,10 +24,10 @@ function strip(label, values, { tint, tell, go, most }) {
 }
 
 /** Rewards by channel, and seconds in the engine and outside of it: a strip of bars for each. */
-export function turnBars(turns, go) {
+export function turnBars(turns, go, weights) {
   const channels = [...new Set(turns.flatMap((t) => Object.keys(t.rewards ?? {})))];
-  const sign = (v) => (v < 0 ? "var(--bad)" : "var(--good)");
-  const parts = channels.map((name) => strip(name, turns.map((t) => t.rewards?.[name] ?? null), { tint: sign, tell: short, go }));
+  const sign = (name) => (v) => (v * weightOf(weights, name) < 0 ? "var(--bad)" : "var(--good)");
+  const parts = channels.map((name) => strip(name, turns.map((t) => t.rewards?.[name] ?? null), { tint: sign(name), tell: short, go }));
   const times = [["engine_s", "engine", "--c1"], ["duration_s", "environment", "--c0"]].filter(([key]) => turns.some((t) => isNumber(t[key])));
   const most = Math.max(...times.flatMap(([key]) => turns.map((t) => t[key]).filter(isNumber)), 0); // one scale for both
   parts.push(...times.map(([key, label, name]) => strip(`time in ${label}`, turns.map((t) => t[key] ?? null), { tint: () => `var(${name})`, tell: seconds, go, most })));
@@ -32,8 +35,9 @@ export function turnBars(turns, go) {
 }
 
 /** What stands beside a turn: its rewards, seconds and counts, as numbers. */
-export function turnFacts(t) {
-  const facts = Object.entries(t.rewards ?? {}).map(([name, v]) => h("span", { class: v > 0 ? "good" : v < 0 ? "bad" : "soft" }, `${name} ${short(v)}`));
+export function turnFacts(t, weights) {
+  const tone = (v) => (v > 0 ? "good" : v < 0 ? "bad" : "soft");
+  const facts = Object.entries(t.rewards ?? {}).map(([name, v]) => h("span", { class: tone(v * weightOf(weights, name)) }, `${name} ${short(v)}`));
   const soft = (text) => h("span", { class: "soft" }, text);
   if (isNumber(t.prompt_tokens)) facts.push(soft(`read ${whole(t.prompt_tokens)} tokens`));
   if (isNumber(t.tokens)) facts.push(soft(`wrote ${whole(t.tokens)}`));
@@ -54,7 +58,7 @@ export function forksOf(rows, turns) {
 }
 
 /** The rows of a trajectory as a tree: a line each, turns as dots on it; nothing where there is one row. */
-export function rowTree(rows, turns, go) {
+export function rowTree(rows, turns, go, weights) {
   if (rows.length < 2) return null;
   const numbers = rows.map((r, i) => r.row ?? i), x = (i) => 18 + 26 * (i + 1), y = (row) => 14 + 24 * numbers.indexOf(row);
   const width = x(turns.length - 1) + 70, height = 24 * rows.length + 4;
@@ -64,7 +68,7 @@ export function rowTree(rows, turns, go) {
     return [h("path", { class: "branch", d: `M${from} ${level}L${from + (level === y(numbers[i]) ? 0 : 10)} ${y(numbers[i])}L${end} ${y(numbers[i])}` }), h("text", { x: end + 10, y: y(numbers[i]) + 4 }, `row ${i + 1}`)];
   });
   const dots = turns.map((t, k) => {
-    const values = Object.values(t.rewards ?? {}).filter(isNumber), sum = values.reduce((a, b) => a + b, 0);
+    const values = Object.entries(t.rewards ?? {}).filter(([, v]) => isNumber(v)), sum = values.reduce((a, [name, v]) => a + v * weightOf(weights, name), 0);
     const told = [`turn ${k + 1}, row ${numbers.indexOf(t.row ?? 0) + 1}`, ...Object.entries(t.rewards ?? {}).map(([name, v]) => `${name} ${short(v)}`)].join(", ");
     return h("g", { class: "dot", role: "button", tabindex: 0, "aria-label": told, onclick: () => go(k), onkeydown: (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); go(k); } } },
       h("title", {}, told), h("circle", { cx: x(k), cy: y(t.row ?? 0), r: 7, style: { fill: sum > 0 ? "var(--good)" : sum < 0 ? "var(--bad)" : "var(--soft)" } }), h("text", { class: "mid", x: x(k), y: y(t.row ?? 0) + 3.5 }, k + 1));
