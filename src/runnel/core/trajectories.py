@@ -35,6 +35,9 @@ DECISIONS = "decisions"
 """In batches from a replay memory of a team: how many decisions of agents are in the steps that came in since the batch before.
 They stand in the first row; the others have 0. `[B]` int64"""
 
+OF_TEAMS = frozenset((ACTIVE, TEAM_ACTIVE, DECISIONS))
+"""Fields that segments of a team have one of."""
+
 BURN_IN = "burn_in"
 """The size of a stream that says how many steps of `T` are those of the segment before, for a recurrent state alone."""
 

@@ -73,7 +73,7 @@ def user_frames(error: BaseException) -> list[Frame]:
     """The frames of `error` in the user's code; if there are none, the innermost frame in a library."""
     stack = list(_inner(error))
     own = [
-        f for f, inner in zip(stack, [*stack[1:], None], strict=True) if _whose(f.filename) == "user" and not _made(f, inner)
+        f for f, inner in zip(stack, [*stack[1:], None], strict=False) if _whose(f.filename) == "user" and not _made(f, inner)
     ]
     return own or [f for f in stack if _whose(f.filename) == "library" and not f.filename.startswith("<")][-1:]
 

@@ -132,7 +132,8 @@ def relative_advantage(rewards: Tensor, group: Tensor, *, by: str, collective: C
 
     >>> from runnel.core.contracts.learning import SingleProcess
     >>> rewards, group = torch.tensor([1.0, 0.0, 3.0, 0.0]), torch.tensor([0, 0, 1, 1])
-    >>> relative_advantage(rewards, group, by="batch", collective=SingleProcess()).round(decimals=3).tolist()
+    >>> found = relative_advantage(rewards, group, by="batch", collective=SingleProcess())
+    >>> [round(x, 3) for x in found.tolist()]
     [0.354, -0.354, 1.061, -1.061]
     """
     if by != "batch":

@@ -130,12 +130,11 @@ class Ledger:
         self._proved: tuple[int, dict[str, float]] = (-1, {})
         """The newest version that an engine has checked, and the largest numbers that any of them found."""
         self._log_every, self._sums = log_every, dict[str, tuple[float, int]]()
-        self._stages: dict[str, float] = {}
+        self._stages, self._cpu_of = dict[str, float](), dict[str, float]()
         self.spent: dict[str, float] = {}
         """Seconds of work by worker since the session began; those of workers that left stay."""
         self.cpu: dict[str, float] = {}
         """Seconds of computing by process, the same way."""
-        self._cpu_of: dict[str, float] = {}
         self.pace: Row = {}
         """Rates and idle shares at the last update."""
         self._start = clock.now()
@@ -294,10 +293,9 @@ class Ledger:
         self._lengths.append(event["length"])
         for policy, total in event.get("by_policy", {}).items():
             self._by_policy.setdefault(policy, deque(maxlen=RECENT_EPISODES)).append(total)
-        for channel, total in event.get("channels", {}).items():
-            self._channels.setdefault(channel_metric(channel), deque(maxlen=RECENT_EPISODES)).append(total)
-        for name, number in event.get("statistics", {}).items():
-            self._channels.setdefault(episode_metric(name), deque(maxlen=RECENT_EPISODES)).append(number)
+        for field, metric in (("channels", channel_metric), ("statistics", episode_metric)):
+            for name, number in event.get(field, {}).items():
+                self._channels.setdefault(metric(name), deque(maxlen=RECENT_EPISODES)).append(number)
         self._num_episodes += 1
         self._talks.add(event)
         self._call(self._callbacks.on_episode, event)

@@ -23,13 +23,16 @@ MOST = dict.fromkeys(RECIPES, 30) | {
     "cip": 32,
     "gbrl": 34,
     "decoupled": 32,
+    **dict.fromkeys(("clip_cov", "kl_cov"), 34),
+    "ppo_max": 36,
     "token_ppo": 33,
     "gigpo": 31,
     "turn_ppo": 33,
     "rlpd": 34,
 }
 """Fields before "advanced". APPO, PPO-Lagrangian, MAPPO, QMIX, DQN, DrM, CIP, GBRL and RLPD have more settings of their own,
-self-play has a pool, PPO on tokens and on turns have two algorithms' worth, as have the decoupled loss and GiGPO."""
+self-play has a pool, PPO on tokens and on turns have two algorithms' worth, as have the decoupled loss and GiGPO. What
+chooses tokens by their covariance, and PPO-max, add settings of their own to those of GRPO and of PPO."""
 
 
 def help_of(recipe: str, capsys: pytest.CaptureFixture[str]) -> str:

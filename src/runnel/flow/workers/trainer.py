@@ -21,7 +21,7 @@ from runnel.core.contracts.tasks import Curriculum, TakesTasks
 from runnel.core.errors import CheckpointError, DataError, NonFiniteError
 from runnel.core.records import Batch, Segment, SegmentView
 from runnel.core.state import State, WorkerEvent
-from runnel.core.trajectories import decisions_in
+from runnel.core.trajectories import OF_TEAMS, decisions_in
 from runnel.core.weight_check import pack
 from runnel.core.worker import Worker
 from runnel.flow.params import ChannelSubscriber
@@ -75,7 +75,8 @@ def count_steps(segments: Taken, token_streams: Collection[str]) -> tuple[int, i
 
 def count_decisions(segments: Taken) -> int | None:
     """The steps of agents that decided, in all segments of teams; None where no segment is of a team."""
-    found = [num for group in segments.values() for s in group if (num := decisions_in(s.spec, s.arrays)) is not None]
+    of_teams = [s for group in segments.values() for s in group if not OF_TEAMS.isdisjoint(s.arrays)]
+    found = [num for s in of_teams if (num := decisions_in(s.spec, s.arrays)) is not None]
     return sum(found) if found else None
 
 

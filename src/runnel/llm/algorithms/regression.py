@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from runnel.core.bounds import bounded
+from runnel.core.bounds import bounded, check_bounds
 from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError
 from runnel.core.records import Batch
@@ -81,6 +81,7 @@ class INPOConfig(PairLossConfig):
     """Strength of the KL to the reference, at most `eta`."""
 
     def __post_init__(self) -> None:
+        check_bounds(self, "inpo.")
         if self.tau > self.eta:
             raise ConfigError("inpo.tau", self.tau, f"the reference's share is tau / eta; use at most eta = {self.eta:g}")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runnel.envs.device.arrays import Array, Constants, module_of
-from runnel.envs.device.hide_grid.plan import CELLS, FREE, RIM, STEPS, WALL, Sizes
+from runnel.envs.device.hide_grid.plan import CELLS, FREE, RIM, STEPS, WALL, GridSizes
 
 STAY, HOLD, LOCK = 0, 5, 6
 """Actions; 1 to 4 are steps up, down, left and right."""
@@ -15,7 +15,7 @@ NUM_ACTIONS = 7
 
 
 @dataclass
-class Board:
+class GridBoard:
     """What changes in a step. Arrays are turned: worlds are the last axis, so that what belongs to an agent lies together."""
 
     ground: Array
@@ -35,7 +35,7 @@ class Board:
 class Moves:
     """The rules of moves, for agents of `sizes`."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: GridSizes) -> None:
         self._blocks, self._teams = sizes.blocks, sizes.teams
         self._constants = Constants(
             steps=np.array([0, *STEPS, 0, 0]),
@@ -43,12 +43,12 @@ class Moves:
             numbers=np.arange(1, sizes.things + 1)[:, None],
         )
 
-    def play(self, board: Board, actions: Array) -> None:
+    def play(self, board: GridBoard, actions: Array) -> None:
         """All agents in their order; `actions` `[A, E]`."""
         for i in range(len(self._teams)):
             self._act(board, i, actions[i])
 
-    def _act(self, b: Board, i: int, action: Array) -> None:
+    def _act(self, b: GridBoard, i: int, action: Array) -> None:
         """One agent: first what its hands do, then its step. An action is one of the two, so their order does not matter."""
         constants, xp = self._constants.beside(action), module_of(action)
         step, free = constants["steps"][action], b.holds[i] == 0
@@ -61,7 +61,7 @@ class Moves:
         self._use_hands(b, i, action, (b.things == front) & ~held & ~b.up[i], taken, constants["numbers"])
         self._walk(b, i, step, free, front, taken, mine)
 
-    def _use_hands(self, b: Board, i: int, action: Array, ahead: Array, taken: Array, numbers: Array) -> None:
+    def _use_hands(self, b: GridBoard, i: int, action: Array, ahead: Array, taken: Array, numbers: Array) -> None:
         """Hold what is `ahead` `[N, E]` and in nobody else's hands, if it is free and nobody stands on it; or let go. Lock
         what one holds, or unlock what is ahead."""
         xp, team = module_of(action), self._teams[i]
@@ -73,7 +73,7 @@ class Moves:
         # nobody holds what is locked
         b.holds[i] = xp.where(turned.any(0), 0, after)
 
-    def _walk(self, b: Board, i: int, step: Array, free: Array, front: Array, taken: Array, mine: Array) -> None:
+    def _walk(self, b: GridBoard, i: int, step: Array, free: Array, front: Array, taken: Array, mine: Array) -> None:
         """A step with free hands, with a push or a climb where something is in the way; or with what is held (`mine` `[N, E]`),
         which keeps its place beside the agent."""
         xp, moving = module_of(step), step != 0
@@ -100,7 +100,7 @@ class Moves:
         b.up[i] = xp.where(walks, (ground == WALL) | (block & high), b.up[i])
         b.cells[i] = xp.where(walks | carries, to, b.cells[i])
 
-    def _give_way(self, b: Board, i: int, shoved: tuple[Array, Array, Array], pushed: Array) -> None:
+    def _give_way(self, b: GridBoard, i: int, shoved: tuple[Array, Array, Array], pushed: Array) -> None:
         """Others than agent `i` lose what is `pushed` `[N, E]` out of their hands; who is shoved goes one cell back, with empty
         hands."""
         where, cell, to = shoved
@@ -112,7 +112,7 @@ class Moves:
                 b.cells[j] = xp.where(goes, to, b.cells[j])
 
     @staticmethod
-    def _has_agent(b: Board, cell: Array, i: int) -> Array:
+    def _has_agent(b: GridBoard, cell: Array, i: int) -> Array:
         """Where somebody other than agent `i` is in `cell`."""
         found = cell < 0
         for j, other in enumerate(b.cells):
@@ -121,7 +121,7 @@ class Moves:
         return found
 
     @staticmethod
-    def _held_by_others(b: Board, i: int, numbers: Array) -> Array:
+    def _held_by_others(b: GridBoard, i: int, numbers: Array) -> Array:
         """What is in the hands of somebody other than agent `i`. `[N, E]`"""
         found = numbers < 0
         for j, held in enumerate(b.holds):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from runnel.envs.device.base import Leaves
-from runnel.envs.device.hide_grid.plan import HIDERS, SIZE, WALL, WIDTH, Sizes
+from runnel.envs.device.hide_grid.plan import HIDERS, SIZE, WALL, WIDTH, GridSizes
 
 
-def picture(sizes: Sizes, state: Leaves, world: int) -> str:
+def picture(sizes: GridSizes, state: Leaves, world: int) -> str:
     """The board as lines of text: walls `#`, blocks `o` (locked by hiders `O`, by seekers `X`), the ladder `L`, hiders `h` and
     seekers `s` (on a wall or a block `H` and `S`). Who stands somewhere hides what is below."""
     one = {key: state[key][world].tolist() for key in ("ground", "things", "locks", "agents", "up")}

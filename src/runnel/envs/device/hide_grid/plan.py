@@ -45,7 +45,7 @@ def bits() -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class GridSizes:
     """How many there are of everything, and how long an episode is."""
 
     hiders: int = 2
@@ -91,7 +91,7 @@ class Sizes:
         return [HIDERS] * self.hiders + [SEEKERS] * self.seekers
 
 
-def draw(sizes: Sizes, num: int, generator: torch.Generator) -> Batch:
+def draw(sizes: GridSizes, num: int, generator: torch.Generator) -> Batch:
     """`num` first states: a room of 3 to 5 cells a side in one of the corners, with a door in one of its two walls or in both,
     hiders and blocks in it, seekers and the ladder outside."""
     device = generator.device

@@ -8,15 +8,15 @@ from functools import cache
 import numpy as np
 
 from runnel.envs.device.arrays import Array, Constants, module_of
-from runnel.envs.device.hide_grid.plan import CELLS, STEPS, WIDTH, WORDS, Sizes, bits
+from runnel.envs.device.hide_grid.plan import CELLS, STEPS, WIDTH, WORDS, GridSizes, bits
 
 HALF_CONE = math.radians(67.5)
 
 
-class Sight:
+class GridSight:
     """Lines and cones of all pairs of cells, as tables."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: GridSizes) -> None:
         self._blocks = sizes.blocks
         self._constants = Constants(lines=lines(), cones=cones(), bits=bits(), low=np.zeros((sizes.things, 1), bool))
 

@@ -6,13 +6,13 @@ import numpy as np
 
 from runnel.envs.device.arrays import Array, Constants, module_of
 from runnel.envs.device.base import Leaves
-from runnel.envs.device.hide_grid.plan import CELLS, FREE, HIDERS, NOWHERE, SEEKERS, SIZE, STEPS, WIDTH, Sizes
+from runnel.envs.device.hide_grid.plan import CELLS, FREE, HIDERS, NOWHERE, SEEKERS, SIZE, STEPS, WIDTH, GridSizes
 
 AROUND = tuple(r * WIDTH + c for r in (-1, 0, 1) for c in (-1, 0, 1) if r or c)
 _SELF, _OTHER, _THING, _DOOR = 25, 4, 7, 3
 
 
-class View:
+class GridView:
     """Observations as one vector of each agent. Distances are rows and columns, in sizes of the board; what is out of sight is
     zeros behind a 0.
 
@@ -28,7 +28,7 @@ class View:
     | 3 each | two doors, which all know | there, row, column |
     """
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: GridSizes) -> None:
         self._sizes, n = sizes, sizes.agents
         self.width = _SELF + _OTHER * (n - 1) + _THING * sizes.things + 2 * _DOOR
         self.state_width = 9 * n + 5 * sizes.things + 2 * _DOOR + 4 + 2

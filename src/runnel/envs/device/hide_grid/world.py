@@ -12,11 +12,11 @@ from runnel.core.spaces import ActionSpec, ArraySpec, EnvSpec, TeamSpec
 from runnel.envs.device.arrays import Array, Constants, module_of
 from runnel.envs.device.base import ArrayEnv, Leaves
 from runnel.envs.device.detectors import detectors
-from runnel.envs.device.hide_grid.moves import NUM_ACTIONS, STAY, Board, Moves
+from runnel.envs.device.hide_grid.moves import NUM_ACTIONS, STAY, GridBoard, Moves
 from runnel.envs.device.hide_grid.picture import picture
-from runnel.envs.device.hide_grid.plan import CELLS, NOWHERE, SEEKERS, WIDTH, Sizes, draw
-from runnel.envs.device.hide_grid.sight import Sight
-from runnel.envs.device.hide_grid.view import View
+from runnel.envs.device.hide_grid.plan import CELLS, NOWHERE, SEEKERS, WIDTH, GridSizes, draw
+from runnel.envs.device.hide_grid.sight import GridSight
+from runnel.envs.device.hide_grid.view import GridView
 from runnel.envs.device.team import TeamWorld
 
 _COLUMNS = {"agents": "cells", "facing": "facing", "up": "up", "holds": "holds"}
@@ -60,9 +60,9 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
         preparation: float = 0.4,
         two_doors: float = 0.25,
     ) -> None:
-        self.sizes = Sizes(hiders, seekers, blocks, steps, preparation, two_doors)
+        self.sizes = GridSizes(hiders, seekers, blocks, steps, preparation, two_doors)
         self.max_steps = steps
-        self._moves, self._sight, self._view = Moves(self.sizes), Sight(self.sizes), View(self.sizes)
+        self._moves, self._sight, self._view = Moves(self.sizes), GridSight(self.sizes), GridView(self.sizes)
         agent = EnvSpec({"obs": ArraySpec((self._view.width,))}, ActionSpec("discrete", num_actions=NUM_ACTIONS))
         names = [f"hider_{i}" for i in range(hiders)] + [f"seeker_{i}" for i in range(seekers)]
         # paid by teams: nothing is left over only where both are of one size
@@ -91,7 +91,7 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
         prep = time < self.sizes.prep_steps
         # seekers do not decide in preparation (`active`), so no action of theirs is ever logged there; nor does one count
         action = xp.where(constants["seek"] & prep[:, None], STAY, actions[0])
-        board = Board(
+        board = GridBoard(
             ground=state["ground"].T,
             things=state["things"].T,
             locks=state["locks"].T,
