@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import subprocess
 import sys
+import re
 import time
 
 import pytest
@@ -145,7 +146,7 @@ def test_what_cannot_be_interrupted_is_killed_and_the_loss_is_told(session, code
         ("import os\nos._exit(3)", "exited with code 3"),
         ("import signal\nsignal.raise_signal(signal.SIGKILL)", "was killed by signal SIGKILL"),
         ("import ctypes\nctypes.string_at(0)", "was killed by signal SIGSEGV"),
-        ("import os\nos.closerange(0, 64)", "the interpreter "),  # it exits with code 1, unless it is killed before it can
+        ("import os\nos.closerange(0, 64)", "exited with code 1|was killed by signal SIGKILL"),  # whichever is first
         (
             "import os\nos.close(1)\nwhile True:\n  for fd in range(2, 64):\n    try: os.close(fd)\n    except OSError: pass",
             "killed",
@@ -160,7 +161,7 @@ def test_an_interpreter_that_ends_is_replaced_and_the_loss_is_told(session, code
     session.run("x = 3")
     found = session.run(code, timeout_s=10.0)
     assert (found.status, found.lost_state) == ("died", True), found.error
-    assert why in found.error
+    assert re.search(why, found.error), found.error
     assert session.run("'x' in globals()").value == "False"
 
 
