@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import select
 import subprocess
 import sys
-import re
 import time
 
 import pytest
