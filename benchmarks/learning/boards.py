@@ -2,6 +2,7 @@
 
 python -m benchmarks.learning.boards                                   # all that is missing
 python -m benchmarks.learning.boards --only 'tic-tac-toe' --seeds 1 2 3
+python -m benchmarks.learning.boards --only '*wide' --device cuda --at-once 3   # on a GPU
 python -m benchmarks.learning.boards --table                           # only write the table again
 
 A policy trains on `tensor:TicTacToe` or `tensor:ConnectFour` and then plays by OpenSpiel's rules, greedily, from both seats:
@@ -179,6 +180,19 @@ PPO: Row = {"num_epochs": 4, "num_minibatches": 4, "gamma": 1.0, "entropy_coef":
 FOUR: Row = {"num_epochs": 3, "num_minibatches": 16, "lr": "linear(1e-3, 2e-5)", "entropy_coef": 0.02}
 FOUR |= {"gamma": 0.95, "gae_lambda": 0.8}
 """With a discount of 1 whoever is winning has no reason to win at once. docs/guides/self-play.md says what else was tried."""
+WIDE: Row = {
+    "total_steps": 80_000_000,
+    "num_envs": 4096,
+    "num_steps": 32,
+    "net": {"hidden": (1024, 1024), "activation": "relu"},
+    "ppo": {**FOUR, "num_minibatches": 32},
+    "pool": {"every": 60, "size": 8, "pick": "pfsp", "latest": 0.95, "openings": 4},
+}
+"""On a GPU a step of the learner takes as long with few rows and a narrow network as with many and a wide one."""
+AGAINST_FOUR: dict[str, tuple[Callable[[int], Move], int, int]] = {
+    "at random": (at_random, 400, 2),
+    "MCTS, 50 simulations": (tree_search, 400, 2),
+}
 ENTRIES = (
     Entry(
         "tic-tac-toe",
@@ -205,15 +219,16 @@ ENTRIES = (
             "pool": {"every": 100, "size": 8, "pick": "pfsp", "latest": 0.95, "openings": 4},
             "checkpoint": {"every": 61, "keep": 100},
         },
-        {"at random": (at_random, 400, 2), "MCTS, 50 simulations": (tree_search, 400, 2)},
+        AGAINST_FOUR,
         curve_games=200,
     ),
+    Entry("connect four, wide", CONNECT_FOUR, WIDE, AGAINST_FOUR),
 )
 
 
 def train(entry: Entry, seed: int, how: How) -> Row:
     """Train one seed, and play it against all opponents."""
-    name = f"boards/{entry.key.replace(' ', '-')}"
+    name = f"boards/{entry.key.replace(',', '').replace(' ', '-')}"
     run, spent = seeds.trained(name, "selfplay", {"env": entry.board.env, **entry.settings}, seed, how)
     return {**judge(entry, run), **spent}
 

@@ -98,7 +98,7 @@ LAKE: Row = {
     "warmup_updates": 10,
     "total_updates": 60,
     "eval": {"every": 10, "episodes": 256},
-    "learner": {"lr": 1e-5, "sft_lr": 2e-5},
+    "learner": {"lr": 1e-5, "sft_lr": 2e-5, "max_mismatch": 5e-3},
 }
 BANDIT: Row = {
     "chat": "bandit",
