@@ -13,6 +13,7 @@ from runnel.envs.device.grid import FourRooms
 from runnel.envs.device.hazard import GoalBeyondHazard
 from runnel.envs.device.hide_grid.world import HideAndSeekGrid
 from runnel.envs.device.hide_and_seek import HideAndSeek
+from runnel.envs.device.kitchen.world import Kitchen
 from runnel.envs.device.ladder import Ladder
 from runnel.envs.device.matrix import Climbing, MatrixGame, Penalty, RockPaperScissors, TwoStep
 from runnel.envs.device.meeting import Meeting
@@ -54,6 +55,7 @@ TENSOR_TEAMS: dict[str, type[TensorTeamEnv]] = {
     "Meeting": Meeting,
     "HideAndSeek": HideAndSeek,
     "HideAndSeekGrid": HideAndSeekGrid,
+    "Kitchen": Kitchen,
 }
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "GoalBeyondHazard",
     "HideAndSeek",
     "HideAndSeekGrid",
+    "Kitchen",
     "Kuhn",
     "Ladder",
     "Leduc",
