@@ -11,8 +11,8 @@ WAYS = ("north", "south", "east", "west")
 
 
 def picture(layout: Layout, state: Leaves, world: int) -> str:
-    """The map as in `layouts.py`, with cooks `^v><` by where they look, and on counters onions `o`, dishes `d`, soups `s`; below
-    it, what cooks hold and what is in pots."""
+    """The map as in `layouts.py`, with cooks `^v><` by where they look and, on counters, onions `o`, dishes `d` and soups `s`;
+    below it, what cooks hold and what is in pots."""
     one = {key: state[key][world].tolist() for key in ("at", "facing", "held", "things", "ticks")}
     letters = list("".join(layout.rows).translate(str.maketrans(STARTS, "  ")))
     counters = list(zip(layout.places, one["things"], strict=True))[: -layout.num_pots]

@@ -53,7 +53,7 @@ class Kitchen(TeamWorld, ArrayEnv):
     With `starts_alone` a pot begins when its third onion is in it, as in the paper's game and in JaxMARL's. Else a cook begins
     it with an empty hand, also with fewer onions, as in 1.1.0; such a soup pays nothing.
 
-    A soup of three onions pays 20 to both. What is done on the way to it pays `shaping` times its worth to who does it: 3 for an
+    A soup of three onions pays 20 to both. What is done on the way pays `shaping` times its worth to who does it: 3 for an
     onion put into a pot, 3 for a dish from the pile (if hands have fewer dishes than pots are in use, and no counter has one),
     5 for a soup taken out of a pot. `shaping` stays as it is for a whole run; another run with less of it may begin from what
     the first one learned (`--init-from`).
