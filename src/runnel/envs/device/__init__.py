@@ -7,6 +7,7 @@ contract of vectors of teams, and `team_view.py` shows one world in Python.
 
 from runnel.envs.device.acrobot import Acrobot
 from runnel.envs.device.base import ArrayEnv, TensorEnv
+from runnel.envs.device.battle.world import Battle
 from runnel.envs.device.boards import ConnectFour, TicTacToe
 from runnel.envs.device.cartpole import CartPole
 from runnel.envs.device.grid import FourRooms
@@ -56,6 +57,7 @@ TENSOR_TEAMS: dict[str, type[TensorTeamEnv]] = {
     "HideAndSeek": HideAndSeek,
     "HideAndSeekGrid": HideAndSeekGrid,
     "Kitchen": Kitchen,
+    "Battle": Battle,
 }
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "TENSOR_TEAMS",
     "Acrobot",
     "ArrayEnv",
+    "Battle",
     "CartPole",
     "Climbing",
     "ConnectFour",
