@@ -43,14 +43,18 @@ class Field:
     def __init__(self, sides: Sides) -> None:
         num = len(sides.units)
         radius = sides.each(lambda unit: unit.radius)
-        touch = radius + radius.T
-        np.fill_diagonal(touch, 0.0)
+        # each pair of units once: who is in it, and whom a push moves forwards and backwards
+        first, second = np.triu_indices(num, 1)
+        moved = (np.arange(num)[:, None] == first) * 1.0 - (np.arange(num)[:, None] == second)
         self._constants = Constants(
             stride=sides.each(lambda unit: unit.speed) * TICK,
             blow=sides.each(lambda unit: unit.blow),
             reach=sides.each(lambda unit: unit.reach) ** 2,
             reload=sides.each(lambda unit: unit.reload),
-            touch=touch[:, :, None],
+            first=first,
+            second=second,
+            touch=radius[first] + radius[second],
+            moved=moved.astype(np.float32),
             numbers=np.arange(num)[:, None],
         )
 
@@ -58,8 +62,8 @@ class Field:
         constants, xp = self._constants.beside(army.x), module_of(army.x)
         num = army.x.shape[1]
         worlds = xp.arange(num) if xp is np else xp.arange(num, device=army.x.device)
-        # at whom everybody strikes: [N, N, E], whom first
-        aimed = (orders.target == constants["numbers"][:, None]) & orders.strikes
+        # how much everybody takes of whom, if it strikes: [N, N, E], whom first
+        aimed = ((orders.target == constants["numbers"][:, None]) & orders.strikes) * constants["blow"]
         for _ in range(TICKS):
             army = self._tick(army, orders, aimed, worlds)
         return army
@@ -71,8 +75,7 @@ class Field:
         dx, dy = army.x - army.x[target, worlds], army.y - army.y[target, worlds]
         near = (dx * dx + dy * dy < constants["reach"]) & alive[target, worlds]
         hits = orders.strikes & alive & near & (army.wait <= 0.0)
-        lost = xp.where(aimed & hits, constants["blow"], 0.0).sum(1)
-        health = xp.clip(army.health - lost, 0.0, None)
+        health = xp.clip(army.health - (aimed * hits).sum(1), 0.0, None)
         wait = xp.where(hits, constants["reload"], army.wait - TICK)
         x, y = (
             xp.clip(at + way * constants["stride"] * alive, 0.0, SIDE) for at, way in ((army.x, orders.dx), (army.y, orders.dy))
@@ -84,9 +87,10 @@ class Field:
     def apart(self, x: Array, y: Array, alive: Array) -> tuple[Array, Array]:
         """Positions of units after those that are alive and overlap have pushed each other away. `[N, E]` each"""
         xp = module_of(x)
-        dx, dy = x[:, None] - x, y[:, None] - y
+        constants = self._constants.beside(x)
+        first, second = constants["first"], constants["second"]
+        dx, dy = x[first] - x[second], y[first] - y[second]
         distance = xp.sqrt(dx * dx + dy * dy) + NEAR
-        touch = self._constants.beside(x)["touch"]
         # half of what is missing, for each of the two
-        push = xp.clip(touch / distance - 1.0, 0.0, None) * (alive[:, None] & alive) * 0.5
-        return x + (dx * push).sum(1), y + (dy * push).sum(1)
+        push = xp.clip(constants["touch"] / distance - 1.0, 0.0, None) * (alive[first] & alive[second]) * 0.5
+        return x + constants["moved"] @ (dx * push), y + constants["moved"] @ (dy * push)

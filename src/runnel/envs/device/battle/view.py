@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runnel.envs.device.arrays import Array, Constants, floats, module_of
+from runnel.envs.device.arrays import Array, Constants, module_of
 from runnel.envs.device.battle.field import SIDE, WAYS, Army
 from runnel.envs.device.battle.units import Sides
 
@@ -59,7 +59,7 @@ class BattleView:
         own = [health[:num], army.x[:num] / SIDE, army.y[:num] / SIDE, wait[:num], *mine]
         oneself = xp.stack(own, 1) * alive[:num, None]
         found = xp.concatenate((others.reshape(num, -1, shape[2]), oneself), 1)
-        return floats(found).swapaxes(0, 2).swapaxes(1, 2)
+        return found.swapaxes(0, 2).swapaxes(1, 2)
 
     def open(self, army: Army) -> Array:
         """What allies may do: stop always, move while they live, strike who lives and is in reach. `[E, A, actions]`"""
@@ -76,4 +76,4 @@ class BattleView:
         constants, xp = self._constants.beside(army.x), module_of(army.x)
         wait = xp.clip(army.wait * constants["reload"], 0.0, 1.0)
         rows = xp.stack((army.health * constants["health"], army.x / SIDE, army.y / SIDE, wait)) * (army.health > 0.0)
-        return floats(rows.reshape(self.state_width, -1).T)
+        return rows.reshape(self.state_width, -1).T
