@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from benchmarks.learning.anchors import Obs, Player
 
-from runnel.envs.device.kitchen.layouts import DISHES, FLOOR, ONIONS, POT, WINDOW, Layout, layout_of
+from runnel.envs.device.kitchen.layouts import DISHES, FLOOR, ONIONS, POT, WINDOW, KitchenMap, layout_of
 
 STAY, HAND = 4, 5
 ONION, DISH, SOUP = range(3)
@@ -37,7 +37,7 @@ def serve(layout: str = "cramped_room", seed: int = 1) -> Player:
 class Room:
     """What one cook sees, as `KitchenView` writes it down."""
 
-    def __init__(self, kitchen: Layout, seen: Any) -> None:
+    def __init__(self, kitchen: KitchenMap, seen: Any) -> None:
         self._kitchen, floor = kitchen, kitchen.cells(FLOOR)
         numbers = iter(seen.tolist())
         self.me, self.way, self.hand = self._cook(floor, numbers)

@@ -60,7 +60,7 @@ LAYOUTS = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class KitchenMap:
     """A kitchen. Cells are numbered row after row."""
 
     rows: tuple[str, ...]
@@ -106,14 +106,14 @@ class Layout:
         return len(self.cells(POT))
 
 
-def layout_of(given: str | Sequence[str]) -> Layout:
+def layout_of(given: str | Sequence[str]) -> KitchenMap:
     """The layout of a name, or of rows of letters. Raises a `ConfigError` for what is not a kitchen."""
     if isinstance(given, str):
         if given not in LAYOUTS:
             raise ConfigError(
                 FIELD, given, f"use one of {', '.join(LAYOUTS)}, or a list of rows such as {[*LAYOUTS['cramped_room']]}"
             )
-        return Layout(LAYOUTS[given])
+        return KitchenMap(LAYOUTS[given])
     rows = tuple(given)
     if not rows or not all(isinstance(row, str) for row in rows) or len({len(row) for row in rows}) != 1:
         raise ConfigError(FIELD, given, "give rows of letters, all of one length")
@@ -128,7 +128,7 @@ def layout_of(given: str | Sequence[str]) -> Layout:
     for letter, what in (("O", "a pile of onions"), ("D", "a pile of dishes"), ("P", "a pot"), ("S", "a window")):
         if letter not in text:
             raise ConfigError(FIELD, given, f"put {letter}, {what}, somewhere")
-    layout = Layout(rows)
+    layout = KitchenMap(rows)
     rim = [*rows[0], *rows[-1], *(row[0] for row in rows), *(row[-1] for row in rows)]
     if any(letter == " " or letter in STARTS for letter in rim):
         raise ConfigError(FIELD, given, "close the rim with counters X: nobody may stand there")

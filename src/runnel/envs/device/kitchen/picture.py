@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from runnel.envs.device.base import Leaves
-from runnel.envs.device.kitchen.layouts import NUM_COOKS, STARTS, Layout
+from runnel.envs.device.kitchen.layouts import NUM_COOKS, STARTS, KitchenMap
 from runnel.envs.device.kitchen.rules import COOKING, DISH, FULL, IDLE, ONION, READY
 
 LOOKS = "^v><"
 WAYS = ("north", "south", "east", "west")
 
 
-def picture(layout: Layout, state: Leaves, world: int) -> str:
+def picture(layout: KitchenMap, state: Leaves, world: int) -> str:
     """The map as in `layouts.py`, with cooks `^v><` by where they look and, on counters, onions `o`, dishes `d` and soups `s`;
     below it, what cooks hold and what is in pots."""
     one = {key: state[key][world].tolist() for key in ("at", "facing", "held", "things", "ticks")}
@@ -26,16 +26,16 @@ def picture(layout: Layout, state: Leaves, world: int) -> str:
     return "\n".join([*rows, *(_pot(layout, *pot) for pot in pots)])
 
 
-def _where(layout: Layout, cell: int) -> str:
+def _where(layout: KitchenMap, cell: int) -> str:
     return f"row {cell // layout.width}, column {cell % layout.width}"
 
 
-def _cook(layout: Layout, i: int, cell: int, facing: int, held: int) -> str:
+def _cook(layout: KitchenMap, i: int, cell: int, facing: int, held: int) -> str:
     things = {0: "nothing", ONION: "an onion", DISH: "a dish"}
     return f"cook_{i} at {_where(layout, cell)}, looks {WAYS[facing]}, holds {things.get(held, f'a soup of {held - DISH}')}"
 
 
-def _pot(layout: Layout, cell: int, content: int, ticks: int) -> str:
+def _pot(layout: KitchenMap, cell: int, content: int, ticks: int) -> str:
     if not content:
         return f"pot at {_where(layout, cell)}: empty"
     state = "ready" if content >= READY else f"cooking for {ticks}" if content >= COOKING else "not cooking"

@@ -6,7 +6,7 @@ import numpy as np
 
 from runnel.envs.device.arrays import Array, Constants, floats, module_of
 from runnel.envs.device.base import Leaves
-from runnel.envs.device.kitchen.layouts import COUNTER, DISHES, NUM_COOKS, ONIONS, POT, WINDOW, Layout
+from runnel.envs.device.kitchen.layouts import COUNTER, DISHES, NUM_COOKS, ONIONS, POT, WINDOW, KitchenMap
 from runnel.envs.device.kitchen.rules import COOKING, DISH, FULL, IDLE, NUM_CODES, ONION, READY, soup
 from runnel.envs.device.kitchen.view import URGENT
 
@@ -27,7 +27,7 @@ class KitchenPlanes:
     ready, soups that are ready, dishes, onions. What a cook holds lies where it stands. Plane 25 is 1 in the last 40 steps.
     """
 
-    def __init__(self, layout: Layout, *, steps: int, cook_time: int) -> None:
+    def __init__(self, layout: KitchenMap, *, steps: int, cook_time: int) -> None:
         self._steps, self._pots = steps, layout.num_pots
         self.shape = (NUM_PLANES, layout.height, layout.width)
         cells = len(layout.ground)

@@ -23,7 +23,7 @@ smaller one is taken, and pays nothing)."""
 KINDS = 6
 
 
-class Outcome(NamedTuple):
+class HandResult(NamedTuple):
     """What is held then, what lies in front, and what was done that counts."""
 
     held: int
@@ -36,33 +36,33 @@ def soup(onions: int) -> int:
     return DISH + onions
 
 
-def outcome(kind: int, held: int, there: int, *, alone: bool) -> Outcome:
+def outcome(kind: int, held: int, there: int, *, alone: bool) -> HandResult:
     """What a hand holds and what lies in front after a cook has used it. With `alone` a full pot begins to cook by itself."""
     empty = held == NOTHING
     if kind == ONIONS and empty:
-        return Outcome(ONION, there)
+        return HandResult(ONION, there)
     if kind == DISHES and empty:
-        return Outcome(DISH, there, DISH_TAKEN)
+        return HandResult(DISH, there, DISH_TAKEN)
     if kind == COUNTER and empty != (there == NOTHING):
-        return Outcome(there, held)
+        return HandResult(there, held)
     if kind == WINDOW and held > DISH:
-        return Outcome(NOTHING, there, DELIVERED if held == soup(FULL) else REFUSED)
+        return HandResult(NOTHING, there, DELIVERED if held == soup(FULL) else REFUSED)
     if kind == POT:
         return _at_pot(held, there, alone)
-    return Outcome(held, there)
+    return HandResult(held, there)
 
 
-def _at_pot(held: int, there: int, alone: bool) -> Outcome:
+def _at_pot(held: int, there: int, alone: bool) -> HandResult:
     onions = (there - IDLE) % FULL + 1 if there else 0
     idle = there == NOTHING or IDLE <= there < COOKING
     if held == ONION and idle and onions < FULL:
         lit = alone and onions + 1 == FULL
-        return Outcome(NOTHING, (COOKING if lit else IDLE) + onions, PLACED)
+        return HandResult(NOTHING, (COOKING if lit else IDLE) + onions, PLACED)
     if held == NOTHING and idle and onions and not alone:
-        return Outcome(NOTHING, COOKING + onions - 1)
+        return HandResult(NOTHING, COOKING + onions - 1)
     if held == DISH and there >= READY:
-        return Outcome(soup(onions), NOTHING, SOUP_TAKEN)
-    return Outcome(held, there)
+        return HandResult(soup(onions), NOTHING, SOUP_TAKEN)
+    return HandResult(held, there)
 
 
 def table(*, alone: bool) -> dict[str, Array]:
@@ -73,7 +73,7 @@ def table(*, alone: bool) -> dict[str, Array]:
         for held in range(NUM_ITEMS)
         for there in range(NUM_CODES)
     ]
-    return {name: np.array(column, np.int64) for name, column in zip(Outcome._fields, zip(*found, strict=True), strict=True)}
+    return {name: np.array(column, np.int64) for name, column in zip(HandResult._fields, zip(*found, strict=True), strict=True)}
 
 
 def number(kind: Array, held: Array, there: Array) -> Array:

@@ -6,7 +6,7 @@ import numpy as np
 
 from runnel.envs.device.arrays import Array, Constants, floats, module_of
 from runnel.envs.device.base import Leaves
-from runnel.envs.device.kitchen.layouts import FLOOR, NUM_COOKS, Layout
+from runnel.envs.device.kitchen.layouts import FLOOR, NUM_COOKS, KitchenMap
 from runnel.envs.device.kitchen.rules import COOKING, DISH, FULL, IDLE, KINDS, NUM_CODES, NUM_ITEMS, ONION, READY, soup
 
 URGENT = 40
@@ -29,7 +29,7 @@ class KitchenView:
     | 1 | | fewer than 40 steps are left |
     """
 
-    def __init__(self, layout: Layout, *, steps: int, cook_time: int) -> None:
+    def __init__(self, layout: KitchenMap, *, steps: int, cook_time: int) -> None:
         self._steps, self._cook_time, self._pots = steps, cook_time, layout.num_pots
         floor = layout.cells(FLOOR)
         numbers = np.full(len(layout.ground), -1)
