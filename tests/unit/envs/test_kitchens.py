@@ -21,7 +21,9 @@ from runnel.envs.device.numpy_engine import columnwise
 RECORDED = Path(__file__).with_name("kitchens.json")
 OWN = ["XXXXXX", "XO1 SX", "XX  XX", "XP2 DX", "XXXXXX"]
 """A kitchen of a user, with a rim beyond the piles."""
-ROOMS = [*LAYOUTS, OWN]
+TINY = ["PODS", "S12O", "DOPS"]
+"""No counters, and two cells to stand on."""
+ROOMS = [*LAYOUTS, OWN, TINY]
 
 
 def rows_of(cases: list[dict[str, Any]]) -> dict[str, np.ndarray]:

@@ -20,7 +20,7 @@ NUM_CODES = NUM_ITEMS + 3 * FULL
 NO_EVENT, PLACED, DISH_TAKEN, SOUP_TAKEN, DELIVERED, REFUSED = range(6)
 """What a hand did that is paid: an onion into a pot, a dish from the pile, a soup out of a pot, a soup out of the window (a
 smaller one is taken, and pays nothing)."""
-KINDS = 6
+NUM_EVENTS, KINDS = 6, 6
 
 
 class HandResult(NamedTuple):

@@ -22,6 +22,7 @@ from runnel.envs.device.kitchen.rules import (
     DISH_TAKEN,
     FULL,
     IDLE,
+    NUM_EVENTS,
     PLACED,
     READY,
     SOUP_TAKEN,
@@ -96,7 +97,7 @@ class Kitchen(TeamWorld, ArrayEnv):
         places[layout.places] = np.arange(len(layout.places))
         ahead = layout.ahead
         walks = [*np.where(layout.ground[ahead] == FLOOR, ahead, cells), cells, cells]
-        worth = np.array([SHAPED.get(event, 0.0) for event in range(max(DELIVERED, *SHAPED) + 2)], np.float32)
+        worth = np.array([SHAPED.get(event, 0.0) for event in range(NUM_EVENTS)], np.float32)
         return {
             "starts": np.array(layout.starts),
             "ground": layout.ground,
@@ -112,15 +113,14 @@ class Kitchen(TeamWorld, ArrayEnv):
     # ------------------------------------------------------------------------------------------------------------ the game
     def initial(self, num: int, generator: torch.Generator) -> Batch:
         place, layout = generator.device, self.layout
-        zeros = torch.zeros(num, len(layout.places), dtype=torch.int64, device=place)
-        at = zeros[:, :NUM_COOKS] + self._constants.beside(zeros)["starts"]
+        both = torch.zeros(num, NUM_COOKS, dtype=torch.int64, device=place)
         return Batch(
-            at=at,
-            facing=zeros[:, :NUM_COOKS] + NORTH,
-            held=zeros[:, :NUM_COOKS].clone(),
-            things=zeros,
-            ticks=zeros[:, : layout.num_pots].clone(),
-            time=zeros[:, 0].clone(),
+            at=both + self._constants.beside(both)["starts"],
+            facing=both + NORTH,
+            held=both,
+            things=both.new_zeros(num, len(layout.places)),
+            ticks=both.new_zeros(num, layout.num_pots),
+            time=both.new_zeros(num),
             soups=torch.zeros(num, device=place),
             shaped=torch.zeros(num, device=place),
         )
