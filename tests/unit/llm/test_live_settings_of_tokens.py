@@ -40,6 +40,7 @@ BOTH: dict[str, Any] = {"channels": {"exact": 1.0, "style": 0.5}, "max_tokens": 
 KL: dict[str, Any] = {"kl_coef": 0.1}
 CASES: dict[str, tuple[Any, Any]] = {
     "grpo": (GRPO, GRPOConfig(**KL)),
+    "grpo, entropy held": (GRPO, GRPOConfig(**KL, entropy_target=100.0, entropy_step=1e-2, max_entropy_coef=0.1)),
     "dapo": (DAPO, DAPOConfig(**KL, overlong_buffer=4)),
     "decoupled": (DecoupledPPO, DecoupledConfig(**KL)),
     "aipo": (AIPO, AIPOConfig(**KL)),
@@ -73,7 +74,10 @@ VALUES = {
     "share": 0.01,
     "pass_reward": -1.0,
     "baseline": -1.0,
+    "entropy_target": 1e-6,
+    "max_entropy_coef": 1e-3,
 }
+OF_ENTROPY = ("entropy_target", "entropy_step", "max_entropy_coef")
 SHARED = live_fields(ClipConfig)
 NEWER = ("reinforce_plus_plus", "cispo", "topr", "opmd", "pacs", "oreal", "a_lol", "raft", "clip_cov", "kl_cov", "ppo_max")
 """Of these, what is their own is changed; the rest is of classes that others have, too."""
@@ -84,6 +88,7 @@ MOVED = [
     if name not in NEWER
     or not (field in {*SHARED, "dual_clip", "value_clip", "gamma", "gae_lambda"} or field in config.unused())
 ]
+MOVED = [case for case in MOVED if (case[0] == "grpo, entropy held") == (case[1] in OF_ENTROPY)]
 MOVED += [("grpo", "lr"), ("grpo", "max_grad_norm"), ("ppo", "critic_lr")]
 
 

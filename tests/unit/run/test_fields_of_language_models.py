@@ -235,6 +235,8 @@ OF["reward_model"] = (
     }
 )
 REFRESHED = {"learner.reference_every": 1, "total_updates": 3}
+HELD = {"total_updates": 3}
+"""The weight of entropy moves after the first update."""
 for recipe, group in GROUPS.items():
     held = getattr(getattr(registry.load_recipe(recipe).Config(), group), "kl_coef", 1.0) > 0
     kl = {} if held or group in PAIRED else {f"{group}.kl_coef": 0.5}
@@ -245,6 +247,9 @@ for recipe, group in GROUPS.items():
         f"{group}.clip_high": Try(1e-4, STEPS),
         f"{group}.dual_clip": Try(1.001, STEPS),
         f"{group}.aggregation": Try(given=ENDS),
+        f"{group}.entropy_target": Try(100.0, HELD),
+        f"{group}.entropy_step": Try(1e-3, HELD | {f"{group}.entropy_target": 100.0}),
+        f"{group}.max_entropy_coef": Try(1e-5, HELD | {f"{group}.entropy_target": 100.0}),
         "learner.reference_every": Try(1, kl | {"total_updates": 3}),
         # REBEL compares with what was recorded: it has no reference
         "learner.reference_decay": Try(given={**kl, **({} if group == "rebel" else REFRESHED)}),

@@ -22,6 +22,7 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
 from runnel.core.resuming import NEXT_UPDATE, OnResume, live, may_change
+from runnel.core.state import Metrics, State
 from runnel.llm.algorithms.turns import Turns
 from runnel.llm.learning.batches import NONE, PAIR, POLICY, SCORE, SFT, MicroBatch, token_owner
 from runnel.losses.base import Loss
@@ -115,6 +116,19 @@ class HasConfig(Protocol):
     """An algorithm that reads its settings from a config at every batch, so that the live ones may change between two."""
 
     config: Any
+
+
+@runtime_checkable
+class Adapts(Protocol):
+    """An algorithm that moves a number of its components after each update on its rows, by what the update measured."""
+
+    def adapt(self, metrics: Metrics) -> None:
+        """Take in the metrics of an update, which are those of all ranks."""
+        ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
 
 
 def aggregate(

@@ -28,7 +28,7 @@ from runnel.core.schedule import at
 from runnel.core.state import Metrics, State
 from runnel.core.weight_check import WeightCheck
 from runnel.core.worker import progressed
-from runnel.llm.algorithms.base import Algorithm, Component, HasConfig, Part
+from runnel.llm.algorithms.base import Adapts, Algorithm, Component, HasConfig, Part
 from runnel.llm.learning.batches import (
     MicroBatch,
     join_rows,
@@ -327,6 +327,9 @@ class TokenLearner:
         metrics |= version_stats(batch, self.version)
         for name in self._readers(batch):
             self._seen[name] += 1
+            if isinstance(algorithm := self.algorithms[name], Adapts):
+                algorithm.adapt(metrics)
+                self._components, self._reader_of = _name_components(self.algorithms)
         self.version += 1
         self._follow()
         self._weight_check.take(batch)
@@ -543,6 +546,7 @@ class TokenLearner:
             "seen": dict(self._seen),
             "mismatch": [list(one) for one in self._mismatch.recent],
             "canary": self._weight_check.state_dict(),
+            "algorithms": {name: a.state_dict() for name, a in self.algorithms.items() if isinstance(a, Adapts)},
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -550,7 +554,11 @@ class TokenLearner:
         self.version, self._seen = state["version"], dict(state["seen"])
         self._mismatch.recent.clear()
         self._mismatch.recent.extend((kl, num) for kl, num in state["mismatch"])
-        self._weight_check.load_state_dict(state.get("canary", {}))  # older checkpoints have none
+        self._weight_check.load_state_dict(state.get("canary", {}))  # older checkpoints have none, nor the next
+        for name, saved in state.get("algorithms", {}).items():
+            if isinstance(algorithm := self.algorithms.get(name), Adapts):
+                algorithm.load_state_dict(saved)
+        self._components, self._reader_of = _name_components(self.algorithms)
         self.critic = self.reference = self._kept = None
         if state["critic"] is not None:
             self._critic().load_state_dict(state["critic"])
