@@ -70,6 +70,7 @@ FAMILY: dict[str, dict[str, Any]] = {
     "cispo": {},
     "topr": {},
     "opmd": {},
+    "p3o": {},
     "pacs": {"pacs": {"beta": 0.3}},
     "oreal": {},
     "a_lol": {},

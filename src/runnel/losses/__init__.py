@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         kl_loss as kl_loss,
         log_linear_proximal as log_linear_proximal,
         mirror_descent_loss as mirror_descent_loss,
+        pairwise_policy_loss as pairwise_policy_loss,
         policy_loss as policy_loss,
         reinforce_loss as reinforce_loss,
         score_label_loss as score_label_loss,

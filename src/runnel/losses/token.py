@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runnel.losses.base import Loss, same_shape
-from runnel.ops.credit import leave_one_out, row_sum
+from runnel.ops.credit import group_sum, leave_one_out, row_sum
 
 
 def policy_loss(
@@ -217,6 +217,48 @@ def score_label_loss(
         right = ((psi > 0) == (truth > 0.5)).to(length.dtype)
         metrics = {"pacs/accuracy": (right * length).sum() / count, "approx_kl": _k3(logprob - old_logprob).sum() / count}
     return Loss((share * each).sum() / denominator, metrics)
+
+
+def pairwise_policy_loss(
+    logprob: Tensor,
+    old_logprob: Tensor,
+    reward: Tensor,
+    *,
+    row: Tensor,
+    group: Tensor,
+    clip: float | None,
+    max_ratio: float,
+    denominator: float,
+    count: float,
+) -> Loss:
+    """PPO on all pairs of sequences of a group: P3O (Wu et al. 2023, arXiv:2310.00212). `[M] -> []`
+
+        d_i  = sum_t (logprob_it - old_logprob_it),   d_ij = d_i - d_j,   A_ij = (R_i - R_j) / 2
+        w_ij = min(exp(d_i + d_j), max_ratio)                                                    no gradient through w
+        L    = -1/N sum_groups 2 / (K - 1) sum_{i<j} w_ij min(A_ij d_ij, A_ij clip(d_ij, -clip, clip))
+
+    `row` numbers sequences, `group` groups of K of them; `reward` has the R_i of each token's sequence. All sequences of a
+    group must be here. With N the number of sequences, groups of one size count alike.
+    """
+    same_shape("pairwise_policy_loss", logprob=logprob, old_logprob=old_logprob, reward=reward, row=row, group=group)
+    found, row = torch.unique(row, return_inverse=True)
+    num = len(found)
+    length = row_sum(torch.ones_like(logprob), row, num)
+    gap = row_sum(logprob - old_logprob, row, num)
+    paid = row_sum(reward.to(logprob.dtype), row, num) / length
+    # the group of a sequence is that of any of its tokens
+    mine = torch.zeros_like(found).scatter(0, row, group)
+    size = group_sum(torch.ones_like(length), mine)
+    i, j = (mine[:, None] == mine[None, :]).triu(1).nonzero(as_tuple=True)
+    moved, half = gap[i] - gap[j], 0.5 * (paid[i] - paid[j])
+    near = moved if clip is None else moved.clamp(-clip, clip)
+    weight = torch.exp(gap[i] + gap[j]).detach().clamp(max=max_ratio)
+    gain = torch.minimum(half * moved, half * near)
+    with torch.no_grad():
+        hit = (half * moved > half * near).to(length.dtype)
+        share = (row_sum(hit, i, num) + row_sum(hit, j, num)) / (size - 1.0).clamp(min=1.0)
+        metrics = {"clip_fraction": (share * length).sum() / count, "approx_kl": _k3(logprob - old_logprob).sum() / count}
+    return Loss(-(2.0 / (size[i] - 1.0) * weight * gain).sum() / denominator, metrics)
 
 
 def distance_loss(logprob: Tensor, old_logprob: Tensor, *, weight: Tensor, denominator: float) -> Loss:

@@ -64,6 +64,7 @@ SPACES: dict[str, dict[str, str]] = {
             "remax",
             "topr",
             "opmd",
+            "p3o",
             "pacs",
             "oreal",
             "a_lol",

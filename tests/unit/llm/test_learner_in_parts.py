@@ -20,6 +20,7 @@ from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
 from runnel.llm.algorithms.opmd import OPMD, OPMDConfig
 from runnel.llm.algorithms.oreal import OREAL, OREALConfig
+from runnel.llm.algorithms.p3o import P3O, P3OConfig
 from runnel.llm.algorithms.pacs import PACS, PACSConfig
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
 from runnel.llm.algorithms.raft import RAFT, RAFTConfig
@@ -42,6 +43,7 @@ ALGORITHMS = {
     "aipo": lambda: AIPO(AIPOConfig(), channels=CHANNELS),
     "cispo": lambda: CISPO(CISPOConfig(), channels=CHANNELS),
     "opmd": lambda: OPMD(OPMDConfig(length_coef=0.3), channels=CHANNELS),
+    "p3o": lambda: P3O(P3OConfig(), channels=CHANNELS),
     "pacs": lambda: PACS(PACSConfig(), channels=CHANNELS),
     "a_lol": lambda: ALoL(ALoLConfig(), channels=CHANNELS),
     "raft": lambda: RAFT(RAFTConfig(kl_coef=0.3), channels=CHANNELS),

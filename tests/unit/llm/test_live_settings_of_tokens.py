@@ -24,6 +24,7 @@ from runnel.llm.algorithms.dpo import DPO, DPOConfig
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.opmd import OPMD, OPMDConfig
 from runnel.llm.algorithms.oreal import OREAL, OREALConfig
+from runnel.llm.algorithms.p3o import P3O, P3OConfig
 from runnel.llm.algorithms.pacs import PACS, PACSConfig
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
 from runnel.llm.algorithms.ppo_max import PPOMax, PPOMaxConfig
@@ -51,6 +52,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "cispo": (CISPO, CISPOConfig(**KL, min_ratio=0.1)),
     "topr": (TOPR, TOPRConfig(**KL)),
     "opmd": (OPMD, OPMDConfig(**KL, length_coef=0.1)),
+    "p3o": (P3O, P3OConfig(**KL)),
     "pacs": (PACS, PACSConfig(**KL)),
     "oreal": (OREAL, OREALConfig(**KL)),
     "a_lol": (ALoL, ALoLConfig(**KL)),
@@ -74,12 +76,16 @@ VALUES = {
     "share": 0.01,
     "pass_reward": -1.0,
     "baseline": -1.0,
+    "clip": 1e-6,
     "entropy_target": 1e-6,
     "max_entropy_coef": 1e-3,
 }
 OF_ENTROPY = ("entropy_target", "entropy_step", "max_entropy_coef")
 SHARED = live_fields(ClipConfig)
-NEWER = ("reinforce_plus_plus", "cispo", "topr", "opmd", "pacs", "oreal", "a_lol", "raft", "clip_cov", "kl_cov", "ppo_max")
+NEWER = (
+    *("reinforce_plus_plus", "cispo", "topr", "opmd", "p3o", "pacs", "oreal", "a_lol", "raft"),
+    *("clip_cov", "kl_cov", "ppo_max"),
+)
 """Of these, what is their own is changed; the rest is of classes that others have, too."""
 MOVED = [
     (name, field)

@@ -32,6 +32,7 @@ from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
 from runnel.llm.algorithms.loop import LOOP, LOOPConfig
 from runnel.llm.algorithms.opmd import OPMD, OPMDConfig
 from runnel.llm.algorithms.oreal import OREAL, OREALConfig
+from runnel.llm.algorithms.p3o import P3O, P3OConfig
 from runnel.llm.algorithms.pacs import PACS, PACSConfig
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
 from runnel.llm.algorithms.ppo_max import PPOMax, PPOMaxConfig
@@ -85,6 +86,7 @@ ALGORITHMS = {
     "cispo": lambda: CISPO(CISPOConfig(normalise="batch"), **BOTH),
     "topr": lambda: TOPR(TOPRConfig(), **BOTH),
     "opmd": lambda: OPMD(OPMDConfig(length_coef=0.5), **BOTH),
+    "p3o": lambda: P3O(P3OConfig(), **BOTH),
     "pacs": lambda: PACS(PACSConfig(), channels={"exact": 0.25}),
     "oreal": lambda: OREAL(OREALConfig(), **BOTH),
     "a_lol": lambda: ALoL(ALoLConfig(), **BOTH),

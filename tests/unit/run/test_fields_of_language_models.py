@@ -33,11 +33,14 @@ TEXT: dict[str, Any] = {
 }
 ROLLOUTS = {**TEXT, "num_prompts": 2, "group_size": 3}
 GROUPS = {
-    **dict(zip(*[("grpo", "dapo", "gspo", "rloo", "reinforce", "remax", "aipo", "decoupled")] * 2, strict=True)),
-    **dict(zip(*[("gigpo", "turn_ppo", "loop", "grpo_roc", "spa")] * 2, strict=True)),
-    **dict(
-        zip(*[("reinforce_plus_plus", "cispo", "topr", "opmd", "pacs", "oreal", "a_lol", "raft", "ppo_max")] * 2, strict=True)
-    ),
+    **{
+        name: name
+        for name in (
+            *("grpo", "dapo", "gspo", "rloo", "reinforce", "remax", "aipo", "decoupled"),
+            *("gigpo", "turn_ppo", "loop", "grpo_roc", "spa"),
+            *("reinforce_plus_plus", "cispo", "topr", "opmd", "p3o", "pacs", "oreal", "a_lol", "raft", "ppo_max"),
+        )
+    },
     "clip_cov": "covariance",
     "token_ppo": "ppo",
     "online_dpo": "dpo",
@@ -168,6 +171,8 @@ TRIES: dict[str, Try] = {
     "opmd.tau": Try(10.0, STEPS),
     "opmd.length_coef": Try(given=ENDS),
     "opmd.pass_reward": Try(-1.0, {"opmd.length_coef": 1.0, **ENDS}),
+    "p3o.clip": Try(1e-4, STEPS),
+    "p3o.max_ratio": Try(1.0, STEPS),
     "oreal.weigh_right": Try(given=SIX),
     "raft.keep": Try(given=SIX),
     "oreal.pass_reward": Try(0.0),
