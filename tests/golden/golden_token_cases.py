@@ -54,6 +54,7 @@ FORMS: dict[str, tuple[str, Settings]] = {
         "grpo",
         merged(GRPO, {"grpo": {"entropy_target": 100.0, "entropy_step": 0.1, "max_entropy_coef": 0.15}}),
     ),
+    "grpo resets": ("grpo", merged(GRPO, {"reset_share": 0.7})),
     "grpo adapters": ("grpo", merged(GRPO, {"learner": {"lora": {"rank": 2}}})),
     "grpo recompute": ("grpo", merged(GRPO, {"learner": {"recompute": "block"}})),
     "grpo cut sampling": ("grpo", merged(GRPO, {"top_k": 40, "top_p": 0.9, "min_p": 0.001, "learner": {"temperature": 0.8}})),

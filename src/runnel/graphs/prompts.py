@@ -36,6 +36,7 @@ from runnel.graphs.unused import (
 from runnel.llm.algorithms.base import Algorithm, PolicyAlgorithm, PolicyConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.chat.config import TalkConfig
+from runnel.llm.checks.demonstrations import check_resets
 from runnel.llm.engines.choose import EngineConfig
 from runnel.llm.engines.requests import SamplingConfig
 from runnel.llm.learning.learner import DEMOS, TokenLearnerConfig
@@ -52,7 +53,7 @@ class PromptConfig(RunConfig):
     """`num_prompts` groups of `group_size` completions an update, after an optional supervised warm-up."""
 
     on_resume: ClassVar[OnResume] = (
-        may_change("max_refills", "top_k", "top_p", "min_p", "stop", then="counts from the next prompt on")
+        may_change("max_refills", "reset_share", "top_k", "top_p", "min_p", "stop", then="counts from the next prompt on")
         | stays("task", "tasks", "reward_model", why="a run is of one task")
         | stays("chat", "tools", "agents", why="a run is of one task")
         | stays("max_turns", "max_context", why="segments of that size are on their way")
@@ -95,6 +96,9 @@ class PromptConfig(RunConfig):
     max_refills: int = bounded(0, at_least=0)
     """Dynamic sampling: a prompt whose completions all got the same reward is replaced by another one, at most so many times in
     a row. 0: all prompts are trained on."""
+    reset_share: float = bounded(0.0, at_least=0, at_most=1)
+    """Share of the prompts whose completions begin behind a part of the demonstrated answer, of a random length (dataset reset,
+    DR-PO). Rewards judge the whole answer; only the completion is trained."""
     max_tokens: int = bounded(0, at_least=0)
     """Longest completion in tokens; 0: the limit of the task."""
     top_k: int = bounded(0, at_least=0)
@@ -152,6 +156,8 @@ class PromptConfig(RunConfig):
         if not self.has_turns:
             policies = [name for name in groups if isinstance(getattr(self, name), PolicyConfig)]
             own |= {f"{name}.{one}": OF_TURNS for name in policies for one in getattr(self, name).of_turns}
+        else:
+            own |= {"reset_share": "is of completions; conversations begin at their first turn"}
         parts = ({} if self.warmup_updates else OF_WARM_UP) | ({} if self.filter.on else OF_FILTER)
         parts |= {} if self.new_tasks.capacity else OF_NEW_TASKS
         parts |= of_sources(self.tasks, self.sources.pick) | of_turns(self.chat, self.tools) | self.talk.unused()
@@ -174,6 +180,9 @@ class PromptConfig(RunConfig):
             name, value = ("warmup_updates", self.warmup_updates) if self.warmup_updates else ("mix", self.mix)
             fix = "prompts with tools have no conversations to imitate; leave it out, or use --chat with a script()"
             raise ConfigError(name, value, fix)
+        if self.reset_share and self.filter.on:
+            fix = "a prompt whose answer is begun for the model is easier than it is, and filter.on would learn that; use 0"
+            raise ConfigError("reset_share", self.reset_share, fix)
         if self.mixed_rows and self.learner.in_parts:
             fix = "the losses of rollouts and demonstrations are divided by different numbers, which parts cannot; use false"
             raise ConfigError("learner.in_parts", True, fix)
@@ -196,6 +205,8 @@ def prompt_graph(
     if learner is not None and c.placement.trainers > 1:
         raise ConfigError("placement.trainers", c.placement.trainers, "this recipe's learner works alone; use 1")
     task = _task_of(c)
+    if c.reset_share:
+        check_resets(task.task, c.reset_share)
     if algorithm is not None:
         chosen = algorithm(task)
         refuse_unused(c, unused_by_learner(c.learner, needs=chosen.needs))
@@ -219,6 +230,7 @@ def prompt_graph(
             sampling=c.sampling,
             greedy_first=c.greedy_first,
             max_refills=c.max_refills,
+            reset_share=c.reset_share,
             filter=c.filter,
             room=c.new_tasks.capacity > 0,
             reference=reference,
@@ -255,7 +267,7 @@ def prompt_graph(
         room=task.room(c.new_tasks, c.data) if c.new_tasks.capacity else None,
         policy=lambda: task.policy(temperature=c.learner.temperature),
         export=task.export,
-        look=lambda: [*_slow_imitation(c), *task.look(demos=bool(c.warmup_updates or c.mixed_rows))],
+        look=lambda: [*_slow_imitation(c), *task.look(demos=bool(c.warmup_updates or c.mixed_rows or c.reset_share))],
         disk=None if algorithm is None else lambda: task.disk(c.learner, algorithm(task).needs),
     )
 

@@ -117,6 +117,7 @@ TRIES: dict[str, Try] = {
     "reward_model": Try(model_folder(scores=True)),
     "pairs": Try(pairs_file()),
     "max_refills": Try(seen="wired"),
+    "reset_share": Try(1.0),
     "max_tokens": Try(2),
     "top_k": Try(1),
     "stop": Try(tuple(map(chr, range(1, 127)))),

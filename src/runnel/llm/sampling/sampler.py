@@ -17,7 +17,7 @@ from runnel.core.contracts.samples import SampleWriter
 from runnel.core.contracts.tasks import Draw, TaskSource
 from runnel.core.errors import DataError
 from runnel.core.records import Slot
-from runnel.core.rng import make_seed
+from runnel.core.rng import make_rng, make_seed
 from runnel.core.state import State
 from runnel.core.worker import progressed
 from runnel.llm.engines.requests import SamplingConfig, request_rows
@@ -50,6 +50,11 @@ class PromptSampler:
     With a plan for the `reference`, each finished completion is sent to the reference's workers; for a group that requires a
     version, the reference that belongs to that version computes the log-probabilities.
 
+    The share `reset_share` of the groups is reset into a demonstration (DR-PO, Chang et al. 2024, arXiv:2404.08495): their
+    completions begin behind the first h tokens of the example's answer, h drawn anew for each group, alike from 1 to all but
+    the last one. Rewards judge the whole answer, given part and completion; only the completion is trained, and it is cut where
+    the whole answer has `max_tokens`.
+
     A `source` that uses history is asked for the task of a segment when the history of the segment's version is there. All
     actors of such a run have one seed, and draw by the number of the segment: who makes it does not change what is in it.
     """
@@ -69,6 +74,7 @@ class PromptSampler:
         reward_wait_s: float = 0.0,
         max_refills: int = 0,
         greedy_first: bool = False,
+        reset_share: float = 0.0,
         reference: ReferencePlan | None = None,
         too_old: Callable[[int, int], bool] | None = None,
     ) -> None:
@@ -83,6 +89,7 @@ class PromptSampler:
         self._levels = {channel: part.level for part in task.components for channel in part.weights}
         self._max_refills, self._refills = max_refills, 0
         self._greedy_first, self._reference, self._too_old = greedy_first, reference, too_old
+        self._reset_share = reset_share
         self._groups: list[CompletionGroup] = []
         self._reserved: Slot | None = None
         """A segment that waits for the history of its version."""
@@ -150,7 +157,17 @@ class PromptSampler:
 
     def _new_group(self, slot: Slot, example: Example, attempt: int) -> CompletionGroup:
         """A group that has not begun."""
-        return CompletionGroup(slot, example, self.tokenizer.render(messages_of(example.prompt)), attempt=attempt)
+        group = CompletionGroup(slot, example, self.tokenizer.render(messages_of(example.prompt)), attempt=attempt)
+        if self._reset_share and example.answer is not None:
+            group.prefix = self._drawn_prefix(group, self.tokenizer.answer(example.answer))
+        return group
+
+    def _drawn_prefix(self, group: CompletionGroup, answer: list[int]) -> list[int]:
+        """The part of a demonstrated answer that a group gets: nothing, where it is not reset."""
+        rng, longest = make_rng(self._seed, "reset", *self._names(group, 0)), min(len(answer), self._max_tokens)
+        if longest < 2 or rng.random() >= self._reset_share:
+            return []
+        return answer[: int(rng.integers(1, longest))]
 
     def _no_room(self, group: CompletionGroup) -> str:
         """Why a group cannot be played, if so."""
@@ -207,7 +224,8 @@ class PromptSampler:
         for row in rows:
             seed = make_seed(self._seed, "sample", *self._names(group, row))
             sampling = self._greedy if self._greedy_first and row == 0 else self._sampling
-            request = request_rows(group.prompt, seed=seed, max_tokens=self._max_tokens, sampling=sampling)
+            most = self._max_tokens - len(group.prefix)
+            request = request_rows(group.context, seed=seed, max_tokens=most, sampling=sampling)
             group.tickets[row] = client.submit(request, version=group.required, affinity=group.slot.header.sequence)
 
     def _collect(self, client: InferenceClient, reference: InferenceClient | None) -> int:
@@ -252,7 +270,7 @@ class PromptSampler:
         """Request the reference's log-probabilities of a finished completion, unless its tokens are not trained."""
         if self._reference is None or (self._greedy_first and row == 0):
             return
-        rows = reference_rows(torch.tensor(group.prompt), group.replies[row]["tokens"])
+        rows = reference_rows(torch.tensor(group.context), group.replies[row]["tokens"])
         version, affinity = self._reference.at(group.required), group.slot.header.sequence
         group.asked[row] = reference.submit(rows, version=version, affinity=affinity)
 
@@ -274,7 +292,7 @@ class PromptSampler:
 
     # --------------------------------------------------------------------------------------------------------- rewards
     def _judge(self, group: CompletionGroup) -> None:
-        ids = [group.ids(i) for i in range(self.group_size)]
+        ids = [group.answer(i) for i in range(self.group_size)]
         completions = [self.tokenizer.decode(tokens) for tokens in ids]
         columns = {k: [v] * self.group_size for k, v in group.example.columns.items()}
         prompts, talks = [group.example.text] * self.group_size, [messages_of(group.example.prompt)] * self.group_size
@@ -369,7 +387,7 @@ class PromptSampler:
             length = len(group.replies[row]["tokens"])
             self._events.append({"kind": "episode", "return": total, "length": length, "version": version})
         if self._num_groups % SAMPLE_EVERY == 0:
-            text = self.tokenizer.decode(group.ids(0))
+            text = self.tokenizer.decode(group.answer(0))
             sample = {"prompt": group.example.text, "completion": text, "reward": totals[0], "version": version}
             self._events.append({"kind": "sample", **sample})
         self._num_groups += 1
