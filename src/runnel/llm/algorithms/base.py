@@ -335,6 +335,32 @@ class ClippedAlgorithm(PolicyAlgorithm):
         return clipped_loss(part, denominator, self.config)
 
 
+class TrajectoryAlgorithm(PolicyAlgorithm):
+    """A policy algorithm whose loss is a sum over the tokens of a trajectory, with one ratio for all of them (or, as it is set,
+    one for each)."""
+
+    aggregation: Aggregation = "sum"
+
+    def annotate(self, rows: Batch, collective: Collective) -> Batch:
+        # the ratio is a product over all rows of a trajectory, so they stay together
+        return Batch(super().annotate(rows, collective) | {"unit": rows["row_owner"]})
+
+
+def trajectory_loss(loss: Callable[..., Loss], part: Part, denominator: float, **own: float) -> Loss:
+    """A loss of `losses.token` that is given the trajectory of each token, with settings of its `own`."""
+    return loss(
+        part.outputs["logprob"],
+        part.fields["logprob"],
+        part.fields["advantage"],
+        row=part.unit,
+        num_rows=part.num_units,
+        weight=part.fields["weight"],
+        denominator=denominator,
+        count=part.count,
+        **own,
+    )
+
+
 def _reference_gap(rows: Batch) -> Tensor:
     """The log-ratio of behaviour and reference at each sampled token. `[N]`"""
     return (rows["logprob"] - rows["reference_logprob"]) * rows["loss_mask"]
