@@ -111,20 +111,22 @@ def test_entropy_stays_at_its_target_while_the_reward_is_kept(tmp_path: Path) ->
     assert max(row["metrics"]["entropy/coef"] for row in controlled) > 0.05
 
 
-def test_resets_find_an_answer_that_is_never_made_by_chance(tmp_path: Path) -> None:
+def test_demonstrations_find_an_answer_that_is_never_made_by_chance(tmp_path: Path) -> None:
     """A model that imitated answers of which most characters are wrong never makes the one right answer: GRPO gets no reward in
     80 updates of 32 completions. Where three of four groups begin inside the answer, greedy answers to unseen prompts are right
-    at the end: 1.0 of them on seed 1 (0.88 and 1.0 on 2 and 3)."""
+    at the end: 1.0 of them on seed 1 (0.88 and 1.0 on 2 and 3). With the answer in each group (RL-PLUS): 1.0 (1.0 and 1.0)."""
     task = f"{Path(__file__).parent / 'sparse_task.py'}"
     sft = {**TINY, "task": f"{task}:make_noisy_task", "demo_rows": 32, "total_updates": 60, "learner": LEARNER | {"lr": 1e-2}}
     model = rl.train("sft", seed=1, out=str(tmp_path), **sft).path / "model"
     rest = {"num_prompts": 4, "group_size": 8, "total_updates": 80, "learner": LEARNER | {"lr": 1e-3}, "model": str(model)}
     settings = {**TINY, "task": f"{task}:make_task"} | rest
     del settings["lm"]
-    plain, reset = (rl.train("grpo", seed=1, out=str(tmp_path), reset_share=share, **settings) for share in (0.0, 0.75))
+    cases: list[tuple[str, dict[str, Any]]] = [("grpo", {}), ("grpo", {"reset_share": 0.75}), ("rl_plus", {})]
+    plain, *others = (rl.train(recipe, seed=1, out=str(tmp_path), **settings, **own) for recipe, own in cases)
     assert max(row["metrics"]["reward/mean"] for row in plain.rows()) == 0.0
-    assert reset.eval is not None
-    assert reset.eval["mean"] >= 0.75
+    for run in others:
+        assert run.eval is not None
+        assert run.eval["mean"] >= 0.75
 
 
 def write_pairs(path: Path) -> str:

@@ -36,7 +36,7 @@ from runnel.graphs.unused import (
 from runnel.llm.algorithms.base import Algorithm, PolicyAlgorithm, PolicyConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.chat.config import TalkConfig
-from runnel.llm.checks.demonstrations import check_resets
+from runnel.llm.checks.demonstrations import check_answers, check_resets
 from runnel.llm.engines.choose import EngineConfig
 from runnel.llm.engines.requests import SamplingConfig
 from runnel.llm.learning.learner import DEMOS, TokenLearnerConfig
@@ -65,6 +65,8 @@ class PromptConfig(RunConfig):
 
     greedy_first: ClassVar[bool] = False
     """The first completion of each group is greedy, and not trained on: a baseline."""
+    demo_first: ClassVar[bool] = False
+    """The first completion of each group is the demonstrated answer."""
     chat: str = ""
     """Conversations in place of prompts: a built-in world (calculator, guess, ...; see docs/guides/worlds.md), or your own
     environment as path/to/file.py:make_env."""
@@ -135,6 +137,11 @@ class PromptConfig(RunConfig):
         return rows_of(share, self.num_prompts * self.group_size) if share else 0
 
     @property
+    def uses_answers(self) -> bool:
+        """Whether demonstrated answers are trained on, or completions begin with a part of one."""
+        return bool(self.warmup_updates or self.mixed_rows or self.reset_share or self.demo_first)
+
+    @property
     def has_turns(self) -> bool:
         """Whether trajectories are conversations of several turns, and not completions."""
         return bool(self.chat or self.tools)
@@ -183,11 +190,23 @@ class PromptConfig(RunConfig):
         if self.reset_share and self.filter.on:
             fix = "a prompt whose answer is begun for the model is easier than it is, and filter.on would learn that; use 0"
             raise ConfigError("reset_share", self.reset_share, fix)
+        if self.demo_first:
+            self._check_demo_first()
         if self.mixed_rows and self.learner.in_parts:
             fix = "the losses of rollouts and demonstrations are divided by different numbers, which parts cannot; use false"
             raise ConfigError("learner.in_parts", True, fix)
         if self.num_prompts % self.num_actors:
             raise ConfigError("num_prompts", self.num_prompts, f"must divide among num_actors = {self.num_actors}")
+
+    def _check_demo_first(self) -> None:
+        """Refuse what a demonstration in each group has no place in."""
+        fix = "this recipe puts the demonstrated answer into each group, and conversations have none; leave it out"
+        for name, value in (("chat", self.chat), ("tools", self.tools)):
+            if value:
+                raise ConfigError(name, value, fix)
+        if self.filter.on:
+            fix = "this recipe puts the demonstrated answer into each group, so prompts look easier than they are; use false"
+            raise ConfigError("filter.on", True, fix)
 
 
 def prompt_graph(
@@ -207,6 +226,8 @@ def prompt_graph(
     task = _task_of(c)
     if c.reset_share:
         check_resets(task.task, c.reset_share)
+    if c.demo_first:
+        check_answers(task.task)
     if algorithm is not None:
         chosen = algorithm(task)
         refuse_unused(c, unused_by_learner(c.learner, needs=chosen.needs))
@@ -230,6 +251,7 @@ def prompt_graph(
             sampling=c.sampling,
             greedy_first=c.greedy_first,
             max_refills=c.max_refills,
+            demo_first=c.demo_first,
             reset_share=c.reset_share,
             filter=c.filter,
             room=c.new_tasks.capacity > 0,
@@ -267,7 +289,7 @@ def prompt_graph(
         room=task.room(c.new_tasks, c.data) if c.new_tasks.capacity else None,
         policy=lambda: task.policy(temperature=c.learner.temperature),
         export=task.export,
-        look=lambda: [*_slow_imitation(c), *task.look(demos=bool(c.warmup_updates or c.mixed_rows or c.reset_share))],
+        look=lambda: [*_slow_imitation(c), *task.look(demos=c.uses_answers)],
         disk=None if algorithm is None else lambda: task.disk(c.learner, algorithm(task).needs),
     )
 

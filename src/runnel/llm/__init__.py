@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     )
     from runnel.llm.algorithms.reward_model import RewardModelling as RewardModelling
     from runnel.llm.algorithms.sft import SupervisedFineTuning as SupervisedFineTuning
+    from runnel.llm.algorithms.rl_plus import RLPlus as RLPlus, RLPlusConfig as RLPlusConfig
     from runnel.llm.algorithms.spa import SPA as SPA, SPAConfig as SPAConfig
     from runnel.llm.algorithms.topr import TOPR as TOPR, TOPRConfig as TOPRConfig
     from runnel.llm.algorithms.turn_ppo import TurnPPO as TurnPPO, TurnPPOConfig as TurnPPOConfig

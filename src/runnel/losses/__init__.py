@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         decoupled_policy_loss as decoupled_policy_loss,
         distance_loss as distance_loss,
         entropy_loss as entropy_loss,
+        external_loss as external_loss,
         kl_loss as kl_loss,
         log_linear_proximal as log_linear_proximal,
         mirror_descent_loss as mirror_descent_loss,

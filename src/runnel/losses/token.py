@@ -261,6 +261,34 @@ def pairwise_policy_loss(
     return Loss(-(2.0 / (size[i] - 1.0) * weight * gain).sum() / denominator, metrics)
 
 
+def external_loss(
+    logprob: Tensor,
+    old_logprob: Tensor,
+    advantage: Tensor,
+    *,
+    weight: Tensor,
+    vocab_size: int,
+    focus: float,
+    denominator: float,
+    count: float,
+) -> Loss:
+    """Policy gradient on tokens that someone unknown made: RL-PLUS (Dong et al. 2025, arXiv:2508.00222). `[M] -> []`
+
+        omega_i = (old_i + 1 / vocab_size) / 2            what is guessed of who made the token;  old_i = exp(old_logprob_i)
+        r_i     = 2 pi_i / (omega_i + old_i)              multiple importance sampling;           pi_i = exp(logprob_i)
+        L       = -1/N sum_i w_i r_i (1 - pi_i)^focus A_i                                         no gradient through (1 - pi_i)
+
+    The old policy in the divisor keeps the weight below 4/3 pi_i / old_i, and the guess keeps it below 4 vocab_size pi_i.
+    """
+    same_shape("external_loss", logprob=logprob, old_logprob=old_logprob, advantage=advantage, weight=weight)
+    pi, old = torch.exp(logprob), torch.exp(old_logprob)
+    ratio = 2.0 * pi / (0.5 * (old + 1.0 / vocab_size) + old)
+    unlikely = (1.0 - pi.detach()).clamp(min=0.0) ** focus
+    with torch.no_grad():
+        metrics = {"external/ratio": ratio.sum() / count, "external/probability": pi.sum() / count}
+    return Loss(-(weight * ratio * unlikely * advantage).sum() / denominator, metrics)
+
+
 def distance_loss(logprob: Tensor, old_logprob: Tensor, *, weight: Tensor, denominator: float) -> Loss:
     """What holds tokens to the policy that sampled them: `1/N sum_i w_i |logprob_i - old_logprob_i|`. `[M] -> []`
 

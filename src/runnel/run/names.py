@@ -59,6 +59,7 @@ RECIPES = {
     "raft": "runnel.recipes.raft",
     "clip_cov": "runnel.recipes.clip_cov",
     "kl_cov": "runnel.recipes.kl_cov",
+    "rl_plus": "runnel.recipes.rl_plus",
     "token_ppo": "runnel.recipes.token_ppo",
     "ppo_max": "runnel.recipes.ppo_max",
     "gigpo": "runnel.recipes.gigpo",
@@ -152,6 +153,7 @@ ALGORITHMS = {
     "raft": "imitation of the best completions: RAFT, expert iteration (llm/algorithms/raft.py)",
     "clip_cov": "GRPO without the tokens by which entropy falls (llm/algorithms/covariance.py)",
     "kl_cov": "GRPO that holds the tokens by which entropy falls (llm/algorithms/covariance.py)",
+    "rl_plus": "GRPO with the demonstrated answer in each group, weighed as another's (llm/algorithms/rl_plus.py)",
     "ppo_max": "PPO with a critic in bounds, macro actions, filters (llm/algorithms/ppo_max.py)",
 }
 ENGINES = {

@@ -31,6 +31,7 @@ from runnel.llm.algorithms.ppo_max import PPOMax, PPOMaxConfig
 from runnel.llm.algorithms.raft import RAFT, RAFTConfig
 from runnel.llm.algorithms.reinforce import Reinforce, ReinforceConfig
 from runnel.llm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePPConfig
+from runnel.llm.algorithms.rl_plus import RLPlus, RLPlusConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.algorithms.topr import TOPR, TOPRConfig
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
@@ -59,6 +60,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "raft": (RAFT, RAFTConfig(**KL, keep="passing")),
     "clip_cov": (Covariance, CovarianceConfig(**KL, share=1.0, low=-0.1, high=0.1)),
     "kl_cov": (Covariance, CovarianceConfig(**KL, how="kl", share=0.1)),
+    "rl_plus": (RLPlus, RLPlusConfig()),
     "ppo_max": (PPOMax, PPOMaxConfig(reward_clip=1.0, advantage_clip=1.0, value_clip=None)),
 }
 OWN = {"lr": 1e-3, "max_grad_norm": 1e-3, "critic_lr": 1e-3}
@@ -84,7 +86,7 @@ OF_ENTROPY = ("entropy_target", "entropy_step", "max_entropy_coef")
 SHARED = live_fields(ClipConfig)
 NEWER = (
     *("reinforce_plus_plus", "cispo", "topr", "opmd", "p3o", "pacs", "oreal", "a_lol", "raft"),
-    *("clip_cov", "kl_cov", "ppo_max"),
+    *("clip_cov", "kl_cov", "rl_plus", "ppo_max"),
 )
 """Of these, what is their own is changed; the rest is of classes that others have, too."""
 MOVED = [
@@ -100,7 +102,8 @@ MOVED += [("grpo", "lr"), ("grpo", "max_grad_norm"), ("ppo", "critic_lr")]
 
 def learner_of(name: str, config: Any, **changes: Any) -> TokenLearner:
     kind, _ = CASES[name]
-    algorithm = kind(config) if kind is DPO else kind(config, **BOTH)
+    more = {"vocab_size": VOCAB} if kind is RLPlus else {}
+    algorithm = kind(config) if kind is DPO else kind(config, **BOTH, **more)
     own = dataclasses.replace(TokenLearnerConfig(lr=1e-2, max_mismatch=1e9, warmup_updates=1, num_epochs=3), **changes)
     return TokenLearner(own, build_model(SIZES, VOCAB, seed=0), algorithms={"pairs" if kind is DPO else "rollouts": algorithm})
 
@@ -109,9 +112,9 @@ def trained(learner: TokenLearner, name: str, first: int, last: int) -> list[dic
     found = []
     for seed in range(first, last):
         rng = np.random.default_rng(seed)
-        made = (
-            {"pairs": [pairs(rng, 3)]} if name == "dpo" else {"rollouts": [group(rng, [1.0, 0.0, 0.3]), group(rng, [0.0, 1.0])]}
-        )
+        first = {"demo_first": name == "rl_plus"}
+        groups = [group(rng, rewards, **first) for rewards in ([1.0, 0.0, 0.3], [0.0, 1.0])]
+        made = {"pairs": [pairs(rng, 3)]} if name == "dpo" else {"rollouts": groups}
         found.append(learner.update(learner.prepare(made, progress=0.0)).metrics)
     return found
 

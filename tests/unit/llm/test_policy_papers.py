@@ -32,6 +32,7 @@ from runnel.llm.algorithms.ppo_max import PPOMax, PPOMaxConfig
 from runnel.llm.algorithms.raft import RAFT, RAFTConfig
 from runnel.llm.algorithms.reinforce import RLOO, ReinforceConfig
 from runnel.llm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePPConfig
+from runnel.llm.algorithms.rl_plus import RLPlus, RLPlusConfig
 from runnel.llm.algorithms.topr import TOPR, TOPRConfig
 from runnel.llm.learning.batches import MicroBatch, join_rows, merge, split_tokens
 
@@ -262,6 +263,34 @@ def test_a_lol_learns_from_what_was_better_than_expected(ratio, clip):
         return -total / len(rows)
 
     check(ALoL(ALoLConfig(ratio=ratio, clip=clip), **BOTH), equation)
+
+
+# ------------------------------------------------------------------------------------------------- demonstrations in groups
+@pytest.mark.parametrize(("focus", "aggregation"), [(0.0, "sequence"), (1.0, "token"), (2.5, "sequence")])
+def test_rl_plus_weighs_the_demonstration_of_each_group(focus, aggregation):
+    rows, num_tokens = made(), 50
+    shown = rows["row_owner"].new_tensor([0, 5, 9])[:, None] == torch.arange(len(rows["row_length"]))
+    by_token = torch.repeat_interleave(shown.any(dim=0), rows["row_length"])
+    rows["policy_version"] = torch.where(by_token, -1, rows["policy_version"])
+    rows["external_logprob"] = rows["proximal_logprob"]
+
+    def equation(rows, now):
+        terms = []
+        for i, (r, x, A) in enumerate(zip(rows, now, relative(rows, "group"), strict=True)):
+            if i not in (0, 5, 9):
+                terms.append(surrogate(np.exp(x - r["old"]), A))
+                continue
+            old, pi = np.exp(r["prox"]), np.exp(x)
+            author = (old + 1 / num_tokens) / 2
+            terms.append(2 * pi / (author + old) * (1 - np.exp(r["now"])) ** focus * A)
+        return -mean_of(rows, terms, aggregation)
+
+    config = RLPlusConfig(**CLIP, focus=focus, aggregation=aggregation)
+    algorithm = RLPlus(config, **BOTH, vocab_size=num_tokens)
+    check(algorithm, equation, rows=rows)
+    batch, hand = algorithm.annotate(rows, SingleProcess()), by_hand(rows)
+    own = [r["R"] for i, r in enumerate(hand) if i not in (0, 5, 9)]
+    assert batch["stats/reward/mean"].item() == pytest.approx(np.mean(own)), "the demonstration is none of the policy's"
 
 
 # ----------------------------------------------------------------------------------------------------------- other losses

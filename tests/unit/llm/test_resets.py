@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import collections
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from answered_groups import ANSWER, MAX_TOKENS, TASKS, TOKENIZER, N, build, client_of, stream_of, task_of
 
 import runnel as rl
-from runnel.core.contracts.params import ParamSet
 from runnel.core.errors import ConfigError, UnusedSettingError
-from runnel.llm.engines.native import NativeEngine
-from runnel.llm.model.causal_lm import ModelConfig, build_model, model_params
-from runnel.llm.sampling.groups import rollout_stream
 from runnel.llm.sampling.sampler import PromptSampler
-from runnel.llm.tasks import Example, TextTask
-from runnel.llm.tokenize import CharTokenizer
-from runnel.run import registry
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fakes_llm import FakeClient, FakeStream
-
-TOKENIZER = CharTokenizer()
-SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
-N, MAX_TOKENS, ANSWER = 2, 6, "abcd"
-"""An answer has five tokens with its end: one to four of them are given."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,30 +19,8 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-def task_of(judged=None, answers=True):
-    train = [Example(f"q{i}", ANSWER if answers else None, {"number": i}) for i in range(40)]
-
-    def reward(prompts, completions, number):
-        if judged is not None:
-            judged.extend(completions)
-        return [float(len(c)) for c in completions]
-
-    return TextTask("reset", train, [Example("held", ANSWER, {"number": 0})], reward)
-
-
 def sampler_of(share, task=None, **more):
     return PromptSampler(task or task_of(), TOKENIZER, group_size=N, max_tokens=MAX_TOKENS, seed=1, reset_share=share, **more)
-
-
-def client_of():
-    model = build_model(SIZES, TOKENIZER.vocab_size, seed=0)
-    client = FakeClient(NativeEngine(model, num_slots=8, max_length=32, eos_id=2))
-    client.published[0] = ParamSet(0, model_params(model))
-    return client
-
-
-def stream_of(num):
-    return FakeStream(rollout_stream(group_size=N, max_prompt=12, max_tokens=MAX_TOKENS, capacity=num), limit=num)
 
 
 def segments(sampler, num):
@@ -130,11 +93,6 @@ def test_a_group_that_is_restored_has_its_prefix():
     assert other._groups[0].prefix == group.prefix != []
 
 
-def build(recipe="grpo", **settings):
-    tiny = {"lm": {"layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "inner": 32}, "track": ()}
-    return registry.build(recipe, registry.configure(registry.load_recipe(recipe), {**tiny, **settings}))
-
-
 def test_what_cannot_be_reset_is_refused_before_anything_starts(tmp_path):
     assert build(reset_share=0.5).title == "reverse"
     with pytest.raises(ConfigError, match=r"reset_share = 0\.5: .*filter\.on"):
@@ -151,31 +109,6 @@ def test_what_cannot_be_reset_is_refused_before_anything_starts(tmp_path):
         build(reset_share=0.5, task=f"{file}:bare")
     with pytest.raises(ConfigError, match=r"reset_share = 0\.5: the reward \(each\) is given by token"):
         build(reset_share=0.5, task=f"{file}:by_token")
-
-
-TASKS = """
-import runnel as rl
-
-ROWS = [rl.Example(f"q{i}") for i in range(8)]
-SAID = [rl.Example(f"q{i}", "ab") for i in range(8)]
-
-
-def none(prompts, completions, **columns):
-    return [0.0 for _ in completions]
-
-
-def each_token(prompts, completions, completion_ids, **columns):
-    return [[0.0 for _ in ids] for ids in completion_ids]
-
-
-def bare():
-    return rl.TextTask("bare", ROWS, [rl.Example("held")], none, max_tokens=4)
-
-
-def by_token():
-    part = rl.llm.RewardComponent("each", each_token, level="token")
-    return rl.TextTask("tokens", SAID, [rl.Example("held", "ab")], [part], max_tokens=4)
-"""
 
 
 def test_a_run_learns_from_resets(tmp_path: Path) -> None:

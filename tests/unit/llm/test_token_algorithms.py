@@ -41,6 +41,7 @@ from runnel.llm.algorithms.regression import INPO, REBEL, INPOConfig, REBELConfi
 from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
 from runnel.llm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePPConfig
 from runnel.llm.algorithms.reward_model import RewardModelling
+from runnel.llm.algorithms.rl_plus import RLPlus, RLPlusConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.algorithms.spa import SPA, SPAConfig
 from runnel.llm.algorithms.topr import TOPR, TOPRConfig
@@ -93,6 +94,7 @@ ALGORITHMS = {
     "raft": lambda: RAFT(RAFTConfig(kl_coef=0.1), **BOTH),
     "clip_cov": lambda: Covariance(CovarianceConfig(share=0.2, low=-1.0), **BOTH),
     "kl_cov": lambda: Covariance(CovarianceConfig(how="kl", share=0.2), **BOTH),
+    "rl_plus": lambda: RLPlus(RLPlusConfig(kl_coef=0.1), **BOTH, vocab_size=VOCAB),
     "ppo_max": lambda: PPOMax(PPOMaxConfig(macro=2, keep="best_worst"), **BOTH),
     "online_dpo": lambda: OnlineDPO(DPOConfig(), channels={"exact": 1.0}),
     "rebel": lambda: REBEL(REBELConfig(eta=0.5), channels={"exact": 1.0}),
@@ -122,7 +124,7 @@ def segments_of(name, rng, num):
     if name == "sft":
         return {"demos": [demos(rng, 3) for _ in range(num)]}
     made = [rng.integers(0, 3, size=3).astype(float) for _ in range(num)]
-    return {"rollouts": [group(rng, rewards, greedy_first=name == "remax") for rewards in made]}
+    return {"rollouts": [group(rng, rewards, greedy_first=name == "remax", demo_first=name == "rl_plus") for rewards in made]}
 
 
 def learner_of(name, segments, **changes):

@@ -38,7 +38,7 @@ GROUPS = {
         for name in (
             *("grpo", "dapo", "gspo", "rloo", "reinforce", "remax", "aipo", "decoupled"),
             *("gigpo", "turn_ppo", "loop", "grpo_roc", "spa"),
-            *("reinforce_plus_plus", "cispo", "topr", "opmd", "p3o", "pacs", "oreal", "a_lol", "raft", "ppo_max"),
+            *("reinforce_plus_plus", "cispo", "topr", "opmd", "p3o", "pacs", "oreal", "a_lol", "raft", "ppo_max", "rl_plus"),
         )
     },
     "clip_cov": "covariance",
@@ -248,7 +248,7 @@ for recipe, group in GROUPS.items():
     kl = {} if held or group in PAIRED else {f"{group}.kl_coef": 0.5}
     OF[recipe] = {
         f"{group}.kl_in": Try(given=kl),
-        f"{group}.duration_power": Try(given=TALK),
+        f"{group}.duration_power": Try(given={} if recipe == "rl_plus" else TALK),  # that one has no conversations
         f"{group}.clip_low": Try(1e-4, STEPS),
         f"{group}.clip_high": Try(1e-4, STEPS),
         f"{group}.dual_clip": Try(1.001, STEPS),

@@ -24,13 +24,13 @@ from runnel.core.records import Batch
 from runnel.core.resuming import NEXT_UPDATE, OnResume, live, may_change
 from runnel.core.state import Metrics, State
 from runnel.llm.algorithms.turns import Turns
-from runnel.llm.learning.batches import NONE, PAIR, POLICY, SCORE, SFT, MicroBatch, token_owner
+from runnel.llm.learning.batches import EXTERNAL, NONE, PAIR, POLICY, SCORE, SFT, MicroBatch, token_owner
 from runnel.losses.base import Loss
 from runnel.losses.token import entropy_loss, kl_loss, policy_loss
 from runnel.ops.credit import group_spread, row_index, row_sum
 from runnel.ops.turns import duration_weights, spread_turns, turn_sum
 
-__all__ = ["NONE", "PAIR", "POLICY", "SCORE", "SFT", "Aggregation", "Algorithm", "Component", "Part"]
+__all__ = ["EXTERNAL", "NONE", "PAIR", "POLICY", "SCORE", "SFT", "Aggregation", "Algorithm", "Component", "Part"]
 
 Aggregation = Literal["token", "sequence", "sum", "constant"]
 """How tokens make a batch's mean: over all tokens; over the means of trajectories; over their sums; over trajectories times a
@@ -92,7 +92,8 @@ class Algorithm(Protocol):
     """An annotation rule and its components.
 
     `needs` names per-token fields that the learner computes first, without gradients: `reference_logprob`, `proximal_logprob`
-    (of the weights at the start of the update), `value` (of the critic).
+    (of the weights at the start of the update), `external_logprob` (of the same, for tokens that no policy made), `value` (of
+    the critic).
     """
 
     @property
@@ -169,7 +170,7 @@ def sum_channels(rows: Mapping[str, Tensor], channels: Mapping[str, float]) -> T
 
 
 CLIP_METRICS: tuple[str, ...] = ("clip_fraction", "approx_kl")
-OPTIONAL = ("logprob", "policy_version", "reference_logprob", "proximal_logprob", "value")
+OPTIONAL = ("logprob", "policy_version", "reference_logprob", "proximal_logprob", "external_logprob", "value")
 """Fields that go from joined rows into the annotated batch as they are."""
 
 

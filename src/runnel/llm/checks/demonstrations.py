@@ -54,6 +54,13 @@ def check_resets(task: TextTask, share: float) -> None:
         raise ConfigError("reset_share", share, f"task {task.name!r} has no answers to begin with; give them, or use 0")
 
 
+def check_answers(task: TextTask) -> None:
+    """Raise where the demonstrated answer cannot stand in each group of completions."""
+    if any(e.answer is None for e in some(task.train, CHECKED)):
+        fix = "it has train examples without an answer, which this recipe puts into each group; give each one, or use grpo"
+        raise ConfigError("task", task.name, fix)
+
+
 def _judge(
     parts: Sequence[RewardComponent], examples: Sequence[Example], tokenizer: Tokenizer, timeout_s: float
 ) -> tuple[list[tuple[Example, Rewards]], str]:

@@ -31,6 +31,7 @@ from runnel.core.worker import progressed
 from runnel.llm.algorithms.base import Adapts, Algorithm, Component, HasConfig, Part
 from runnel.llm.learning.batches import (
     MicroBatch,
+    external,
     join_rows,
     merge,
     questions,
@@ -255,9 +256,13 @@ class TokenLearner:
     def _field(self, name: str, rows: Batch, *, temperature: float) -> Tensor:
         """A per-token field that an algorithm needs, at the tokens of `loss_mask`; 0 elsewhere. `[N]`"""
         batch, out = questions(rows), torch.zeros(len(rows["tokens"]))
+        some = batch["unit"]
+        if name == "external_logprob":  # of few rows: the others are not read
+            asked = external(rows)
+            batch["component"], some = asked.to(torch.int8), torch.unique(row_index(rows["row_length"])[asked])
         model = self._critic() if name == "value" else self._reference() if name == "reference_logprob" else self.policy
         with model.resident():
-            for part in self._parts(batch, batch["unit"]):
+            for part in self._parts(batch, some):
                 found = model.scores(part) if name == "value" else model.logprobs(part, temperature=temperature)[0]
                 out[part.fields["place"].cpu()] = found.to("cpu", out.dtype)
         return out

@@ -71,6 +71,11 @@ class CompletionGroup:
         """What the engine completes."""
         return [*self.prompt, *self.prefix]
 
+    def versions(self) -> Tensor:
+        """The versions that made the tokens of the replies so far; those of demonstrations are left out."""
+        found = torch.cat([reply["policy_version"] for reply in self.replies.values()])
+        return found[found >= 0]
+
     def ids(self, row: int) -> list[int]:
         """The tokens of a completion, as the engine made them."""
         found: list[int] = self.replies[row]["tokens"].tolist()
@@ -108,7 +113,7 @@ def fill(group: CompletionGroup, levels: Mapping[str, Level], tokenizer: Tokeniz
             arrays[name][start:middle] = -1 if name == "policy_version" else 0
             arrays[name][middle:end] = by_token[name]
         start = end
-    versions = torch.cat([r["policy_version"] for r in group.replies.values()])
+    versions = group.versions()
     header.version_min, header.version_max = int(versions.min()), int(versions.max())
     header.group_id, header.task_id = header.sample_id, group.example.id
     header.used = {"N": start, "R": len(group.replies), "U": len(group.replies)}
