@@ -40,6 +40,7 @@ from runnel.llm.learning.batches import (
     split_units,
     token_places,
 )
+from runnel.llm.learning.components import mean_of, metrics_of, name_components
 from runnel.llm.learning.drift import Canary, Drift, Mismatch, version_stats
 from runnel.llm.learning.recording import GroupRecorder
 from runnel.llm.learning.reference import REFERENCE, KeptReference, ReferencePlan
@@ -180,7 +181,7 @@ class TokenLearner:
         self._kept: KeptReference | None = None
         self.version = 0
         self._seen, self._mismatch, self._weight_check = dict.fromkeys(self.algorithms, 0), Mismatch(), Canary()
-        self._components, self._reader_of = _name_components(self.algorithms)
+        self._components, self._reader_of = name_components(self.algorithms)
 
     # -------------------------------------------------------------------------------------------------------- settings
     @property
@@ -206,7 +207,7 @@ class TokenLearner:
             raise not_live(name, value, [known for fields in taken.values() for known in fields])
         for algorithm in holders:
             algorithm.config = with_live(algorithm.config, name, value)
-        self._components, self._reader_of = _name_components(self.algorithms)
+        self._components, self._reader_of = name_components(self.algorithms)
 
     # --------------------------------------------------------------------------------------------------------- prepare
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
@@ -327,14 +328,14 @@ class TokenLearner:
 
     def _finished(self, batch: Batch, steps: list[Metrics], rates: Metrics) -> Update:
         """All optimiser steps are taken: one version more, and its metrics."""
-        metrics: Metrics = {"lr": rates["lr"], **_mean_of(steps)}
+        metrics: Metrics = {"lr": rates["lr"], **mean_of(steps)}
         metrics |= self._stats(batch)
         metrics |= version_stats(batch, self.version)
         for name in self._readers(batch):
             self._seen[name] += 1
             if isinstance(algorithm := self.algorithms[name], Adapts):
                 algorithm.adapt(metrics)
-                self._components, self._reader_of = _name_components(self.algorithms)
+                self._components, self._reader_of = name_components(self.algorithms)
         self.version += 1
         self._follow()
         self._weight_check.take(batch)
@@ -389,7 +390,7 @@ class TokenLearner:
         Rows without signal have no gradient but count in the statistics: they get a forward pass only, all or a sample of them
         (`READ_SHARE`).
         """
-        sums = dict.fromkeys(["trained", "num_tokens", "entropy", *_shown(active)], torch.zeros((), device=self._device))
+        sums = dict.fromkeys(["trained", "num_tokens", "entropy", *metrics_of(active)], torch.zeros((), device=self._device))
         useful = self._useful(batch, active)[rows]
         for part in self._parts(batch, rows[useful]):
             outputs = self._outputs(part, active)
@@ -413,7 +414,7 @@ class TokenLearner:
     ) -> Metrics:
         """The metrics of an optimiser step, summed over ranks."""
         totals = self._reduce({**sums, **drift.sums})
-        metrics = {name: totals[name] for name in ("trained", *_shown(active))}
+        metrics = {name: totals[name] for name in ("trained", *metrics_of(active))}
         if any(c.uses == "logprob" for c in active.values()):
             metrics["entropy"] = totals["entropy"] / max(totals["num_tokens"], 1.0)
         if first_pass:
@@ -563,7 +564,7 @@ class TokenLearner:
         for name, saved in state.get("algorithms", {}).items():
             if isinstance(algorithm := self.algorithms.get(name), Adapts):
                 algorithm.load_state_dict(saved)
-        self._components, self._reader_of = _name_components(self.algorithms)
+        self._components, self._reader_of = name_components(self.algorithms)
         self.critic = self.reference = self._kept = None
         if state["critic"] is not None:
             self._critic().load_state_dict(state["critic"])
@@ -572,28 +573,3 @@ class TokenLearner:
         elif state["reference"] is not None and self._collective.rank == 0:
             self._kept = KeptReference(self.policy.params(), moves=self._moves)
             self._kept.load_state_dict(state["reference"])
-
-
-def _shown(active: Mapping[str, Component]) -> list[str]:
-    """The metrics of the components that train."""
-    return [f"loss/{name}" for name in active] + [metric for c in active.values() for metric in c.metrics]
-
-
-def _name_components(algorithms: Mapping[str, Algorithm]) -> tuple[dict[str, Component], dict[str, str]]:
-    """The components of all algorithms by name, and the reader of each."""
-    found: dict[str, Component] = {}
-    readers: dict[str, str] = {}
-    for reader, algorithm in algorithms.items():
-        for name, component in algorithm.components.items():
-            if name in found:
-                fix = f"readers {readers[name]!r} and {reader!r} both have a loss component {name!r}; names must be unique"
-                raise ConfigError("algorithms", reader, fix)
-            found[name], readers[name] = component, reader
-    return found, readers
-
-
-def _mean_of(steps: Sequence[Metrics]) -> Metrics:
-    """The mean of each number over the optimiser steps that have it."""
-    names = dict.fromkeys(name for step in steps for name in step)
-    found = {name: [step[name] for step in steps if name in step] for name in names}
-    return {name: sum(values) / len(values) for name, values in found.items()}
