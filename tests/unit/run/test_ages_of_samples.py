@@ -1,8 +1,9 @@
-"""Every algorithm that learns from rollouts of a language model, on samples of the newest weights and of older ones.
+"""Every algorithm that learns from rollouts of a language model, on samples of older weights.
 
-An algorithm whose equation has no place for the policy that sampled is refused on older samples, with the reason, before
-anything starts. All others are run on them here; that their losses and gradients are then those of their equations is shown in
-`unit/llm/test_policy_papers.py` and `test_papers.py`, where policy and behaviour differ at every token.
+An algorithm whose equation has no place for the policy that sampled is refused on them, with the reason, before anything starts.
+All others are run on them here. (On samples of the newest weights, golden runs are of all.) That their losses and gradients are
+then those of their equations is shown in `unit/llm/test_policy_papers.py` and `test_papers.py`, where policy and behaviour
+differ at every token.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ TINY: dict[str, Any] = {
     "track": (),
     "placement": {"threads": 1},
 }
-AGES = {"sync": {0}, "one_step": {1}, "window": {1, 2}}
+AGES = {"one_step": {1}, "window": {1, 2}}
 """By mode: the ages in versions that batches may have once the run has begun."""
 
 
@@ -52,7 +53,7 @@ AGES = {"sync": {0}, "one_step": {1}, "window": {1, 2}}
 @pytest.mark.parametrize("recipe", ALGORITHMS)
 def test_samples_of_an_age_are_trained_on_or_refused(recipe: str, mode: str, tmp_path: Path) -> None:
     settings = {**TINY, "staleness": {"mode": mode, **({"max_lag": 2} if mode == "window" else {})}}
-    if recipe in FRESH and mode != "sync":
+    if recipe in FRESH:
         why = (
             rf"^staleness\.mode = '{mode}': {FRESH[recipe].__name__} has no importance weight for samples of older weights; use"
         )
