@@ -1,6 +1,6 @@
 """Every algorithm that learns from rollouts of a language model, on samples of older weights.
 
-An algorithm whose equation has no place for the policy that sampled is refused on them, with the reason, before anything starts.
+An algorithm whose equation has no place for who sampled is refused on them, before anything starts, with the reason.
 All others are run on them here. (On samples of the newest weights, golden runs are of all.) That their losses and gradients are
 then those of their equations is shown in `unit/llm/test_policy_papers.py` and `test_papers.py`, where policy and behaviour
 differ at every token.
