@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from runnel.llm.algorithms.grpo import GRPO as GRPO, GRPOConfig as GRPOConfig
     from runnel.llm.algorithms.grpo_roc import GRPORoC as GRPORoC, GRPORoCConfig as GRPORoCConfig
     from runnel.llm.algorithms.gspo import GSPO as GSPO, GSPOConfig as GSPOConfig
+    from runnel.llm.algorithms.kto import KTO as KTO, KTOConfig as KTOConfig
     from runnel.llm.algorithms.loop import LOOP as LOOP, LOOPConfig as LOOPConfig
     from runnel.llm.algorithms.opmd import OPMD as OPMD, OPMDConfig as OPMDConfig
     from runnel.llm.algorithms.oreal import OREAL as OREAL, OREALConfig as OREALConfig

@@ -1,4 +1,4 @@
-"""Losses on pairs of answers, one of which is preferred.
+"""Losses on pairs of answers, one of which is preferred, and on single answers that are good or bad.
 
 The rows of a pair (`unit`) are never separated, so any split of a batch between pairs gives the same sum.
 """
@@ -125,6 +125,43 @@ def rank_loss(logprob: Tensor, sign: Tensor, *, weight: Tensor, unit: Tensor, nu
     same_shape("rank_loss", logprob=logprob, sign=sign, weight=weight, unit=unit)
     margin = row_sum(sign * weight * logprob, unit, num_units)
     return Loss(torch.relu(-margin).sum() / denominator, _pair_metrics(margin.detach(), denominator))
+
+
+def kto_loss(
+    logprob: Tensor,
+    reference_logprob: Tensor,
+    sign: Tensor,
+    point: Tensor,
+    *,
+    weight: Tensor,
+    unit: Tensor,
+    num_units: int,
+    beta: float,
+    good_weight: float,
+    bad_weight: float,
+    denominator: float,
+) -> Loss:
+    """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv:2402.01306, eq. 8). `[M] x 6 -> []`
+
+        r_u = sum over the answer's tokens of (logprob - reference_logprob)
+        L   = 1/U sum_u lambda_u [1 - sigmoid(s_u beta (r_u - z0))]
+
+    `sign` s is 1 for a good answer, with `good_weight` as its lambda, and -1 for a bad one, with `bad_weight`. `point` is z0,
+    the same at every token, without a gradient. `weight` is 1 / (number of tokens of the answer).
+    """
+    same_shape(
+        "kto_loss",
+        logprob=logprob,
+        reference_logprob=reference_logprob,
+        sign=sign,
+        point=point,
+        weight=weight,
+        unit=unit,
+    )
+    # z0 is shared out over the answer's tokens, so that one sum makes the margin of an answer
+    margin = beta * row_sum(sign * (logprob - reference_logprob - weight * point.detach()), unit, num_units)
+    share = row_sum(torch.where(sign > 0, good_weight * weight, bad_weight * weight), unit, num_units)
+    return Loss((share * torch.sigmoid(-margin)).sum() / denominator, _pair_metrics(margin.detach(), denominator))
 
 
 def bradley_terry_loss(score: Tensor, sign: Tensor, *, unit: Tensor, num_units: int, denominator: float) -> Loss:

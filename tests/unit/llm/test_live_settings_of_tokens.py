@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_tokens import VOCAB, group, pairs
+from made_tokens import VOCAB, group, pairs, rated
 
 from runnel.core.contracts.learning import HasLiveSettings
 from runnel.core.errors import ConfigError
@@ -22,6 +22,7 @@ from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
 from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
 from runnel.llm.algorithms.dpo import DPO, DPOConfig
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
+from runnel.llm.algorithms.kto import KTO, KTOConfig
 from runnel.llm.algorithms.opmd import OPMD, OPMDConfig
 from runnel.llm.algorithms.oreal import OREAL, OREALConfig
 from runnel.llm.algorithms.pacs import PACS, PACSConfig
@@ -46,6 +47,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "reinforce": (Reinforce, ReinforceConfig(**KL)),
     "ppo": (TokenPPO, TokenPPOConfig(**KL, value_clip=None)),
     "dpo": (DPO, DPOConfig()),
+    "kto": (KTO, KTOConfig()),
     "reinforce_plus_plus": (ReinforcePlusPlus, ReinforcePPConfig(max_advantage=2.0, max_log_ratio=1.0)),
     "cispo": (CISPO, CISPOConfig(**KL, min_ratio=0.1)),
     "topr": (TOPR, TOPRConfig(**KL)),
@@ -58,6 +60,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "kl_cov": (Covariance, CovarianceConfig(**KL, how="kl", share=0.1)),
     "ppo_max": (PPOMax, PPOMaxConfig(reward_clip=1.0, advantage_clip=1.0, value_clip=None)),
 }
+GIVEN = {"dpo": "pairs", "kto": "rated"}
+"""Readers of algorithms on given answers."""
 OWN = {"lr": 1e-3, "max_grad_norm": 1e-3, "critic_lr": 1e-3}
 VALUES = {
     "clip_low": 1e-6,
@@ -89,18 +93,18 @@ MOVED += [("grpo", "lr"), ("grpo", "max_grad_norm"), ("ppo", "critic_lr")]
 
 def learner_of(name: str, config: Any, **changes: Any) -> TokenLearner:
     kind, _ = CASES[name]
-    algorithm = kind(config) if kind is DPO else kind(config, **BOTH)
+    algorithm = kind(config) if name in GIVEN else kind(config, **BOTH)
     own = dataclasses.replace(TokenLearnerConfig(lr=1e-2, max_mismatch=1e9, warmup_updates=1, num_epochs=3), **changes)
-    return TokenLearner(own, build_model(SIZES, VOCAB, seed=0), algorithms={"pairs" if kind is DPO else "rollouts": algorithm})
+    return TokenLearner(own, build_model(SIZES, VOCAB, seed=0), algorithms={GIVEN.get(name, "rollouts"): algorithm})
 
 
 def trained(learner: TokenLearner, name: str, first: int, last: int) -> list[dict[str, float]]:
     found = []
     for seed in range(first, last):
         rng = np.random.default_rng(seed)
-        made = (
-            {"pairs": [pairs(rng, 3)]} if name == "dpo" else {"rollouts": [group(rng, [1.0, 0.0, 0.3]), group(rng, [0.0, 1.0])]}
-        )
+        made = {"pairs": [pairs(rng, 3)]} if name == "dpo" else {"rated": [rated(rng, 3)]}
+        if name not in GIVEN:
+            made = {"rollouts": [group(rng, [1.0, 0.0, 0.3]), group(rng, [0.0, 1.0])]}
         found.append(learner.update(learner.prepare(made, progress=0.0)).metrics)
     return found
 

@@ -11,7 +11,7 @@ import torch
 from fakes_llm import FakeClient, FakeStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_tokens import VOCAB, demos, group, pairs
+from made_tokens import VOCAB, demos, group, pairs, rated
 
 from runnel.core.contracts.learning import SingleProcess
 from runnel.core.contracts.params import ParamSet
@@ -29,6 +29,7 @@ from runnel.llm.algorithms.gigpo import GiGPO, GiGPOConfig
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.grpo_roc import GRPORoC, GRPORoCConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
+from runnel.llm.algorithms.kto import KTO, KTOConfig
 from runnel.llm.algorithms.loop import LOOP, LOOPConfig
 from runnel.llm.algorithms.opmd import OPMD, OPMDConfig
 from runnel.llm.algorithms.oreal import OREAL, OREALConfig
@@ -102,10 +103,12 @@ ALGORITHMS = {
     "cpo": lambda: CPO(CPOConfig()),
     "orpo": lambda: ORPO(ORPOConfig()),
     "rrhf": lambda: RRHF(RRHFConfig()),
+    "kto": lambda: KTO(KTOConfig(beta=0.5, good_weight=1.5)),
     "reward_model": RewardModelling,
     "sft": SupervisedFineTuning,
 }
 ON_PAIRS = ("dpo", "dpo, noisy", "dpo, ipo", "simpo", "cpo", "orpo", "rrhf", "reward_model")
+ON_RATED = ("kto",)
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +120,8 @@ def segments_of(name, rng, num):
     """`num` segments for one reader of an algorithm."""
     if name in ON_PAIRS:
         return {"pairs": [pairs(rng, 2) for _ in range(num)]}
+    if name in ON_RATED:
+        return {"rated": [rated(rng, 3) for _ in range(num)]}
     if name == "sft":
         return {"demos": [demos(rng, 3) for _ in range(num)]}
     made = [rng.integers(0, 3, size=3).astype(float) for _ in range(num)]

@@ -197,7 +197,13 @@ def pairs_file() -> str:
     return _written("pairs.jsonl", [{"prompt": c, "chosen": c.upper(), "rejected": "?"} for c in "klmnopqrstuv"])
 
 
-def _written(name: str, rows: Sequence[dict[str, str]]) -> str:
+@functools.cache
+def rated_file() -> str:
+    """Single answers, good and bad in turn."""
+    return _written("rated.jsonl", [{"prompt": c, "completion": c.upper(), "label": i % 2} for i, c in enumerate("klmnopqr")])
+
+
+def _written(name: str, rows: Sequence[dict[str, Any]]) -> str:
     path = folder() / name
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)

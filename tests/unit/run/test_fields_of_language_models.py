@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from field_runs import Try, changed, check_field, check_shown, fields_of, names_of, outcome
-from field_tasks import folder, model_folder, pairs_file, rows_file
+from field_tasks import folder, model_folder, pairs_file, rated_file, rows_file
 from test_fields_of_environments import ELSEWHERE as ON_ENVIRONMENTS
 from test_fields_of_environments import IN_FOLDERS
 
@@ -51,7 +51,7 @@ PAIRED = ("dpo", "rebel", "inpo")
 """Groups of settings of recipes on rollouts that learn from pairs: they are no `PolicyConfig`."""
 BASE: dict[str, dict[str, Any]] = {
     "sft": {**TEXT, "demo_rows": 4},
-    **{name: {**TEXT, "num_pairs": 2} for name in ("dpo", *REFERENCE_FREE)},
+    **{name: {**TEXT, "num_pairs": 2} for name in ("dpo", "kto", *REFERENCE_FREE)},
     "reward_model": {**TEXT, "num_pairs": 2},
     "make_pairs": {**{k: v for k, v in ROLLOUTS.items() if "learner." not in k}, "pairs_out": str(folder() / "p.jsonl")},
     **dict.fromkeys(GROUPS, ROLLOUTS),
@@ -113,6 +113,7 @@ TRIES: dict[str, Try] = {
     "model": Try(model_folder(), USUAL_SIZES, seen="wired"),
     "reward_model": Try(model_folder(scores=True)),
     "pairs": Try(pairs_file()),
+    "rated": Try(rated_file()),
     "max_refills": Try(seen="wired"),
     "max_tokens": Try(2),
     "top_k": Try(1),
@@ -273,7 +274,7 @@ def is_shown(recipe: str, name: str) -> bool:
         return not (name == PROMISE and recipe != "grpo")
     if recipe == "make_pairs":
         return name not in OF_ROLLOUTS and name != "pairs_out"
-    return name in BY_NEEDS or name.startswith(f"{GROUPS.get(recipe, recipe)}.")
+    return name in (*BY_NEEDS, "rated") or name.startswith(f"{GROUPS.get(recipe, recipe)}.")
 
 
 CASES = [

@@ -91,7 +91,8 @@ class Algorithm(Protocol):
     """An annotation rule and its components.
 
     `needs` names per-token fields that the learner computes first, without gradients: `reference_logprob`, `proximal_logprob`
-    (of the weights at the start of the update), `value` (of the critic).
+    (of the weights at the start of the update), `value` (of the critic); and of rows that say which are `mismatched`,
+    `mismatched_logprob` (as `proximal_logprob`, of these rows alone).
     """
 
     @property

@@ -255,9 +255,10 @@ class TokenLearner:
     def _field(self, name: str, rows: Batch, *, temperature: float) -> Tensor:
         """A per-token field that an algorithm needs, at the tokens of `loss_mask`; 0 elsewhere. `[N]`"""
         batch, out = questions(rows), torch.zeros(len(rows["tokens"]))
+        asked = rows["mismatched"].nonzero().squeeze(1) if name == "mismatched_logprob" else batch["unit"]
         model = self._critic() if name == "value" else self._reference() if name == "reference_logprob" else self.policy
         with model.resident():
-            for part in self._parts(batch, batch["unit"]):
+            for part in self._parts(batch, asked):
                 found = model.scores(part) if name == "value" else model.logprobs(part, temperature=temperature)[0]
                 out[part.fields["place"].cpu()] = found.to("cpu", out.dtype)
         return out
@@ -474,7 +475,8 @@ class TokenLearner:
         row, num = row_index(batch["row_length"]), len(batch["row_length"])
         useful = row_sum(moves.float(), row, num) > 0
         units = row_sum(useful.float(), batch["unit"], int(batch["unit"].max()) + 1) > 0
-        return units[batch["unit"]]
+        trains = row_sum((kind != 0).float(), row, num) > 0  # rows of a unit are together, but for those with nothing to read
+        return units[batch["unit"]] & trains
 
     def _reduce(self, sums: Mapping[str, Tensor]) -> Metrics:
         stacked = torch.stack([x.double() for x in sums.values()])

@@ -247,6 +247,17 @@ def pair_stream(*, num_pairs: int, max_length: int, capacity: int = 2) -> Stream
     return replace(spec, name="pairs", unit_rows=2)
 
 
+def rated_stream(*, num_rows: int, max_length: int, mismatched: bool, capacity: int = 2) -> StreamSpec:
+    """A stream of single answers: one segment is `num_rows` rows with the `rating` of their answers. With `mismatched`, each is
+    followed by a row with its prompt and the answer of another row, which is `mismatched`."""
+    each = 2 if mismatched else 1
+    spec = demo_stream(rows=each * num_rows, max_length=max_length, capacity=capacity)
+    fields = {**spec.fields, "rating": FieldSpec(("B",))}
+    if mismatched:
+        fields["mismatched"] = FieldSpec(("B",), torch.bool)
+    return replace(spec, name="rated", fields=fields, unit_rows=each)
+
+
 def _ragged(rows: str) -> dict[str, FieldSpec]:
     """Rows of tokens, counted along the dim `rows`."""
     return {
