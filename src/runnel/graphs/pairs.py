@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -31,7 +31,7 @@ from runnel.llm.sampling.groups import pair_stream
 from runnel.llm.sampling.pairs import PairSampler, fitting
 from runnel.llm.scoring import PairEvaluation, ScoreEngine, ScoringPolicy
 from runnel.llm.tasks import DataConfig, Example
-from runnel.llm.tasks.preferences import Given, Pair, read_pairs, split_pairs
+from runnel.llm.tasks.preferences import Given, Pair, Strength, read_pairs, split_pairs
 
 SCORING = {
     **all_of("eval", ("samples", "pass_reward"), "a reward model completes nothing"),
@@ -90,10 +90,13 @@ def _pairs_as_task(c: PairConfig) -> Iterator[None]:
         raise ConfigError("task", c.task, f"{fix} ({why})") from error
 
 
-def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> Experiment:
-    """One actor reads pairs; the trainer takes a segment of them an update. With `scores`, the model is a reward model."""
+def pair_graph(
+    c: PairConfig, algorithm: Algorithm, *, scores: bool = False, asked: Mapping[Strength, str] | None = None
+) -> Experiment:
+    """One actor reads pairs; the trainer takes a segment of them an update. With `scores`, the model is a reward model. Pairs
+    need what is `asked` for, each by the setting that asks."""
     task = given_task(c, algorithm, scores=scores)
-    train, held, told = _pairs(c, task, scores=scores)
+    train, held, told = _pairs(c, task, scores=scores, asked=asked or {})
     train, longest, left_out = fitting(train, task.tokenizer, context=task.context)
     if scores and held:
         held, _, more = fitting(held, task.tokenizer, context=task.context)
@@ -107,7 +110,9 @@ def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> 
         c,
         task,
         algorithm,
-        stream=pair_stream(num_pairs=c.num_pairs, max_length=longest, capacity=c.lag_rule(1).lag + 1),
+        stream=pair_stream(
+            num_pairs=c.num_pairs, max_length=longest, capacity=c.lag_rule(1).lag + 1, strengths=tuple(asked or ())
+        ),
         sampler=sampler,
         told=[*told, *left_out],
         scores=scores,
@@ -171,13 +176,15 @@ def given_graph(
     )
 
 
-def _pairs(c: PairConfig, task: PromptTask, *, scores: bool) -> tuple[list[Pair], list[Pair], list[str]]:
+def _pairs(
+    c: PairConfig, task: PromptTask, *, scores: bool, asked: Mapping[Strength, str]
+) -> tuple[list[Pair], list[Pair], list[str]]:
     """Pairs to train on; for a reward model, which is evaluated on pairs, others of prompts that it never sees; what to tell.
 
     A policy is evaluated on the task's held-out prompts, so it trains on all pairs but those."""
     if not c.pairs:
         return pairs_of_answers(task.task.train), pairs_of_answers(task.task.eval), []
-    found = read_pairs(c.pairs)
+    found = read_pairs(c.pairs, asked)
     if scores:
         return *split_pairs(found), []
     train, told = not_held_out(found, task, field="pairs", path=c.pairs)

@@ -12,20 +12,34 @@ from runnel.graphs.prompt_task import PromptTask
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.sampling.groups import rated_stream
 from runnel.llm.sampling.rated import RatedSampler, fitting_rated
-from runnel.llm.tasks.preferences import Rated, read_pairs, read_rated, unrolled
+from runnel.llm.scoring import ScoreEvaluation
+from runnel.llm.tasks.preferences import Rated, read_pairs, read_rated, split_pairs, unrolled
 
 
 def labelled_graph(c: PairConfig, algorithm: Algorithm, *, rated: str) -> Experiment:
     """The answers in the file `rated`, each with its label; without one, both answers of each pair. A batch has as many answers
     as `num_pairs` pairs, each beside a mismatched one."""
-    if rated and c.pairs:
-        raise ConfigError("rated", rated, "give answers with labels (rated), or pairs, which are made into such; not both")
+    _check_one(c, rated, "pairs, which are made into such")
     task = given_task(c, algorithm, scores=False)
     train, told = _labelled(c, task, rated)
-    return rated_graph(c, task, algorithm, train, told=told, mismatched=True)
+    return _rated_graph(c, task, algorithm, train, told=told, mismatched=True)
 
 
-def rated_graph(
+def scored_graph(c: PairConfig, algorithm: Algorithm, *, rated: str) -> Experiment:
+    """A reward model of the answers in the file `rated`, each with its score. Prompts that are kept apart evaluate it."""
+    _check_one(c, rated, "pairs")
+    task = given_task(c, algorithm, scores=True)
+    train, held = split_pairs(read_rated(rated, "score"))
+    held, told = fitting_rated(held, task.tokenizer, context=task.context)[::2] if held else ([], [])
+    return _rated_graph(c, task, algorithm, train, told=told, scores=True, held=held[: c.eval.episodes])
+
+
+def _check_one(c: PairConfig, rated: str, other: str) -> None:
+    if rated and c.pairs:
+        raise ConfigError("rated", rated, f"give single answers (rated), or {other} (pairs); not both")
+
+
+def _rated_graph(
     c: PairConfig,
     task: PromptTask,
     algorithm: Algorithm,
@@ -34,6 +48,7 @@ def rated_graph(
     told: Sequence[str],
     mismatched: bool = False,
     scores: bool = False,
+    held: Sequence[Rated] = (),
 ) -> Experiment:
     """One actor reads rated answers; the trainer takes a segment of them an update."""
     kept, longest, left_out = fitting_rated(train, task.tokenizer, context=task.context)
@@ -45,7 +60,14 @@ def rated_graph(
     num = 2 * c.num_pairs
     stream = rated_stream(num_rows=num, max_length=longest, mismatched=mismatched, capacity=c.lag_rule(1).lag + 1)
     return given_graph(
-        c, task, algorithm, stream=stream, sampler=sampler, told=[*told, *left_out], scores=scores, evaluation=None
+        c,
+        task,
+        algorithm,
+        stream=stream,
+        sampler=sampler,
+        told=[*told, *left_out],
+        scores=scores,
+        evaluation=(lambda: ScoreEvaluation(held, task.tokenizer)) if held else None,
     )
 
 

@@ -56,7 +56,11 @@ if TYPE_CHECKING:
         ReinforcePlusPlus as ReinforcePlusPlus,
         ReinforcePPConfig as ReinforcePPConfig,
     )
-    from runnel.llm.algorithms.reward_model import RewardModelling as RewardModelling
+    from runnel.llm.algorithms.reward_model import (
+        RewardModelConfig as RewardModelConfig,
+        RewardModelling as RewardModelling,
+        ScoreRegression as ScoreRegression,
+    )
     from runnel.llm.algorithms.sft import SupervisedFineTuning as SupervisedFineTuning
     from runnel.llm.algorithms.spa import SPA as SPA, SPAConfig as SPAConfig
     from runnel.llm.algorithms.topr import TOPR as TOPR, TOPRConfig as TOPRConfig

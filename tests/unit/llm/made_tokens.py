@@ -37,10 +37,16 @@ def demos(rng, rows):
     return _filled(spec, [(words(rng), words(rng)) for _ in range(rows)])
 
 
-def pairs(rng, num):
-    spec = pair_stream(num_pairs=num, max_length=12)
+def pairs(rng, num, strong=False):
+    """With `strong`, pairs have margins and weights."""
+    spec = pair_stream(num_pairs=num, max_length=12, strengths=("margin", "weight") if strong else ())
     prompts = [words(rng) for _ in range(num)]
-    return _filled(spec, [(prompt, words(rng)) for prompt in prompts for _ in range(2)])
+    out = _filled(spec, [(prompt, words(rng)) for prompt in prompts for _ in range(2)])
+    if strong:
+        out.arrays |= {
+            name: torch.tensor(rng.uniform(0.0, 2.0, num)).float().repeat_interleave(2) for name in ("margin", "weight")
+        }
+    return out
 
 
 def rated(rng, num, ratings=None, mismatched=True):

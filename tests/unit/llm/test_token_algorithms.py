@@ -40,7 +40,7 @@ from runnel.llm.algorithms.raft import RAFT, RAFTConfig
 from runnel.llm.algorithms.regression import INPO, REBEL, INPOConfig, REBELConfig
 from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
 from runnel.llm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePPConfig
-from runnel.llm.algorithms.reward_model import RewardModelling
+from runnel.llm.algorithms.reward_model import RewardModelConfig, RewardModelling, ScoreRegression
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.algorithms.spa import SPA, SPAConfig
 from runnel.llm.algorithms.topr import TOPR, TOPRConfig
@@ -105,10 +105,12 @@ ALGORITHMS = {
     "rrhf": lambda: RRHF(RRHFConfig()),
     "kto": lambda: KTO(KTOConfig(beta=0.5, good_weight=1.5)),
     "reward_model": RewardModelling,
+    "reward_model, strong": lambda: RewardModelling(RewardModelConfig(margin_coef=0.5, weighted=True)),
+    "reward_model, scores": ScoreRegression,
     "sft": SupervisedFineTuning,
 }
-ON_PAIRS = ("dpo", "dpo, noisy", "dpo, ipo", "simpo", "cpo", "orpo", "rrhf", "reward_model")
-ON_RATED = ("kto",)
+ON_PAIRS = ("dpo", "dpo, noisy", "dpo, ipo", "simpo", "cpo", "orpo", "rrhf", "reward_model", "reward_model, strong")
+ON_RATED = ("kto", "reward_model, scores")
 
 
 @pytest.fixture(autouse=True)
@@ -119,9 +121,9 @@ def one_thread():
 def segments_of(name, rng, num):
     """`num` segments for one reader of an algorithm."""
     if name in ON_PAIRS:
-        return {"pairs": [pairs(rng, 2) for _ in range(num)]}
+        return {"pairs": [pairs(rng, 2, strong="strong" in name) for _ in range(num)]}
     if name in ON_RATED:
-        return {"rated": [rated(rng, 3) for _ in range(num)]}
+        return {"rated": [rated(rng, 3, mismatched=name == "kto") for _ in range(num)]}
     if name == "sft":
         return {"demos": [demos(rng, 3) for _ in range(num)]}
     made = [rng.integers(0, 3, size=3).astype(float) for _ in range(num)]
@@ -130,7 +132,7 @@ def segments_of(name, rng, num):
 
 def learner_of(name, segments, **changes):
     model = build_model(SIZES, VOCAB, seed=0)
-    if name == "reward_model":
+    if name.startswith("reward_model"):
         model = ScalarModel(model)
         torch.manual_seed(0)
         torch.nn.init.normal_(model.score.weight)
@@ -420,7 +422,7 @@ def test_the_same_gradient_on_a_cuda_device(name):
     expected = gradient_of(name, segments, precision="float32")
     (reader,) = segments
     model = build_model(SIZES, VOCAB, seed=0)
-    if name == "reward_model":
+    if name.startswith("reward_model"):
         model = ScalarModel(model)
         torch.manual_seed(0)
         torch.nn.init.normal_(model.score.weight)

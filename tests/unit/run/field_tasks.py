@@ -193,14 +193,17 @@ def rows_file(name: str = "rows", first: int = 0) -> str:
 
 @functools.cache
 def pairs_file() -> str:
-    """Pairs of answers."""
-    return _written("pairs.jsonl", [{"prompt": c, "chosen": c.upper(), "rejected": "?"} for c in "klmnopqrstuv"])
+    """Pairs of answers, of different strengths."""
+    some = enumerate("klmnopqrstuv")
+    rows = [{"prompt": c, "chosen": c.upper(), "rejected": "?", "margin": i / 4, "weight": 1 + i % 3} for i, c in some]
+    return _written("pairs.jsonl", rows)
 
 
 @functools.cache
 def rated_file() -> str:
-    """Single answers, good and bad in turn."""
-    return _written("rated.jsonl", [{"prompt": c, "completion": c.upper(), "label": i % 2} for i, c in enumerate("klmnopqr")])
+    """Single answers, good and bad in turn, with a score."""
+    some = enumerate("klmnopqr")
+    return _written("rated.jsonl", [{"prompt": c, "completion": c.upper(), "label": i % 2, "score": i / 2} for i, c in some])
 
 
 def _written(name: str, rows: Sequence[dict[str, Any]]) -> str:

@@ -230,6 +230,8 @@ OF["reward_model"] = (
         "eval.temperature": Try(0.5),
         "eval.pass_k": Try((2,)),
         "eval.pass_reward": Try(0.5),
+        "reward_model.margin_coef": Try(1.0, {"pairs": pairs_file()}),
+        "reward_model.weighted": Try(given={"pairs": pairs_file()}),
         "data.reward": Try(("math",), {"task": rows_file()}),  # answers have the form in which a reward looks for them
         "data.options": Try(("exact.extract=boxed",), {"task": rows_file()}),
         "data.extract": Try("boxed", {"task": rows_file()}),

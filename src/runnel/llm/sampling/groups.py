@@ -240,11 +240,12 @@ def demo_stream(*, rows: int, max_length: int, capacity: int = 2) -> StreamSpec:
     return StreamSpec("demos", _ragged("B"), sizes, variable=("N",), capacity=capacity)
 
 
-def pair_stream(*, num_pairs: int, max_length: int, capacity: int = 2) -> StreamSpec:
+def pair_stream(*, num_pairs: int, max_length: int, capacity: int = 2, strengths: Sequence[str] = ()) -> StreamSpec:
     """A stream of preferences: one segment is `num_pairs` pairs of rows, the chosen answer to a prompt and then the rejected
-    one."""
+    one. Both rows have the pair's `strengths`, those of `margin` and `weight` that are asked for."""
     spec = demo_stream(rows=2 * num_pairs, max_length=max_length, capacity=capacity)
-    return replace(spec, name="pairs", unit_rows=2)
+    fields = {**spec.fields, **{name: FieldSpec(("B",)) for name in strengths}}
+    return replace(spec, name="pairs", fields=fields, unit_rows=2)
 
 
 def rated_stream(*, num_rows: int, max_length: int, mismatched: bool, capacity: int = 2) -> StreamSpec:

@@ -62,6 +62,8 @@ class PairSampler(ExampleSampler):
         start, room = 0, slot.spec.sizes["N"]
         for i in range(slot.spec.num_rows // 2):
             pair = self._pairs[self._source.next().data["index"]]
+            for name in {"margin", "weight"} & slot.arrays.keys():
+                slot.arrays[name][2 * i : 2 * i + 2] = getattr(pair, name)
             for side, (prompt, answer) in enumerate(pair_rows(pair, self._tokenizer)):
                 if start + len(prompt) + len(answer) > room:
                     raise DataError(f"pairs do not fit their segment of {room} tokens; raise max_length")

@@ -35,14 +35,21 @@ def _text(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
 
 
+Strength = Literal["margin", "weight"]
+"""What may be known of a pair: by how much the chosen answer is better, and how much the pair counts."""
+
+
 @dataclass(frozen=True)
 class Pair:
-    """Two answers to one prompt (text, or a conversation), of which `chosen` was preferred; `place` is its file and line."""
+    """Two answers to one prompt (text, or a conversation), of which `chosen` was preferred; `place` is its file and line.
+    `margin` and `weight` count where an algorithm asks for them."""
 
     prompt: Prompt
     chosen: str
     rejected: str
     place: str = field(default="", compare=False)
+    margin: float = 0.0
+    weight: float = 1.0
 
     @property
     def text(self) -> str:
@@ -65,8 +72,9 @@ class Rated:
         return _text(self.prompt)
 
 
-def read_pairs(path: str | Path) -> list[Pair]:
-    """The pairs in a file of JSON lines (or Parquet) with the fields `prompt`, `chosen` and `rejected`.
+def read_pairs(path: str | Path, asked: Mapping[Strength, str] | None = None) -> list[Pair]:
+    """The pairs in a file of JSON lines (or Parquet) with the fields `prompt`, `chosen` and `rejected`, and those that are
+    `asked` for, each by the setting that asks.
 
     An answer may also be the assistant's message, or a conversation that ends with it. The earlier turns are then the prompt,
     and must be equal for both answers. Messages have role and content, or ShareGPT's from and value; a prompt may also be the
@@ -77,7 +85,7 @@ def read_pairs(path: str | Path) -> list[Pair]:
         raise ConfigError("pairs", str(path), "there is no such file; give JSON lines with prompt, chosen and rejected")
     if not file.stat().st_size:
         raise DataError(f"{file} has no pairs; each line is an object with prompt, chosen and rejected")
-    return [_pair(row) for row in read_rows(file, setting="pairs")]
+    return [_pair(row, asked or {}) for row in read_rows(file, setting="pairs")]
 
 
 def read_rated(path: str | Path, rating: Rating) -> list[Rated]:
@@ -115,7 +123,7 @@ def split_pairs(pairs: Sequence[Given]) -> tuple[list[Given], list[Given]]:
     return [p for p in pairs if p.text not in held], [p for p in pairs if p.text in held]
 
 
-def _pair(row: Row) -> Pair:
+def _pair(row: Row, asked: Mapping[Strength, str]) -> Pair:
     where = row.place
     if not {"chosen", "rejected"} <= row.keys():
         text = f"{where} needs the fields prompt, chosen and rejected; it has {', '.join(row)}"
@@ -130,7 +138,16 @@ def _pair(row: Row) -> Pair:
     chosen, rejected = sides["chosen"][1], sides["rejected"][1]
     if chosen == rejected:
         raise DataError(f"{where}: chosen and rejected are the same answer; leave such lines out")
-    return Pair(prompt, chosen, rejected, where)
+    return Pair(prompt, chosen, rejected, where, **{name: _strength(row, name, by) for name, by in asked.items()})
+
+
+def _strength(row: Row, name: Strength, setting: str) -> float:
+    if name not in row:
+        raise DataError(f"{row.place} needs the field {name} for {setting}; it has {', '.join(row)}")
+    value = row[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise DataError(f"{row.place}: {name} is {value!r}; write a number of at least 0")
+    return float(value)
 
 
 def _rated(row: Row, rating: Rating) -> Rated:
@@ -144,7 +161,7 @@ def _rated(row: Row, rating: Rating) -> Rated:
     value = row[rating]
     if rating == "label" and not (isinstance(value, bool | int) and value in (0, 1)):
         raise DataError(f"{where}: label is {value!r}; write true for a good answer and false for a bad one")
-    if isinstance(value, str) or value is None or not isinstance(value, int | float) or not math.isfinite(value):
+    if not isinstance(value, int | float) or not math.isfinite(value):
         raise DataError(f"{where}: {rating} is {value!r}; write a number")
     return Rated(_prompt(row, before, "completion"), answer, float(value), where)
 
