@@ -48,6 +48,7 @@ from runnel.llm.algorithms.turn_ppo import TurnPPO, TurnPPOConfig
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.learning.batches import join_rows
+from runnel.llm.learning.in_parts import TokenLearnerInParts
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.model.causal_lm import ModelConfig, ScalarModel, build_model, model_params
 from runnel.llm.model.lora import LoraConfig
@@ -397,6 +398,38 @@ def test_minibatches_share_out_the_batch_and_count_their_own():
         assert sorted(r for part in epoch for r in part) == list(range(12))
         assert {len(part) for part in epoch} == {4}
     assert seen[:3] != seen[3:]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_unchanged_weights_are_counted(precision, in_parts):
+    """In bfloat16 a small step is rounded away in most weights; in float32 only weights without a gradient stay."""
+    segments = segments_of("reinforce", np.random.default_rng(0), 2)
+    changes = {
+        "count_unchanged": True,
+        "precision": precision,
+        "warmup_updates": 1,
+        "lr": 1e-5,
+        "num_epochs": 1 if in_parts else 2,
+    }
+    learner = learner_of("reinforce", segments, **changes)
+    if in_parts:
+        learner = TokenLearnerInParts(
+            learner.config, build_model(SIZES, VOCAB, seed=0), algorithms={"rollouts": RLOO(ReinforceConfig(), **BOTH)}
+        )
+    shares = []
+    for _ in range(2):
+        before = torch.cat([v.flatten().clone() for v in learner.params().values()])
+        if in_parts:
+            learner.add_part(segments, progress=0.0)
+            metrics = learner.finish_parts().metrics
+        else:
+            metrics = learner.update(learner.prepare(segments, progress=0.0)).metrics
+        after = torch.cat([v.flatten() for v in learner.params().values()])
+        assert metrics["weights_unchanged"] == pytest.approx(float((after == before).double().mean()))
+        shares.append(metrics["weights_unchanged"])
+    low, high = (0.5, 1.0) if precision == "bfloat16" else (0.0, 0.2)
+    assert all(low <= share < high for share in shares), shares
 
 
 def test_the_reference_may_follow():

@@ -66,7 +66,7 @@ class TokenLearnerConfig:
     on_resume: ClassVar[OnResume] = (
         live("lr", "sft_lr", "critic_lr", "max_grad_norm", "max_mismatch")
         | may_change("num_epochs", "num_minibatches", "micro_batch_tokens")
-        | may_change("in_parts", "weight_decay", "recompute", "precision", "shard", "offload")
+        | may_change("in_parts", "weight_decay", "recompute", "precision", "shard", "offload", "count_unchanged")
         | stays("warmup_updates", why="it is how the run started")
         | stays("temperature", why="completions that are on their way were drawn at it")
         | stays("reference_every", "reference_decay", why="the reference policy in the checkpoint follows by it")
@@ -111,6 +111,9 @@ class TokenLearnerConfig:
     """Let each rank of the trainer (placement.trainers) keep only its part of weights, gradients and moments (FSDP2)."""
     offload: tuple[Literal["reference", "optimiser"], ...] = ()
     """What is kept on the host while the device does not need it."""
+    count_unchanged: bool = False
+    """Show the share of trained weights that an update left exactly as they were, in the precision of the passes (the metric
+    `weights_unchanged`); a copy of these weights is kept meanwhile."""
     max_mismatch: float | None = bounded(None, above=0)
     """Largest mean KL between the engine's and the learner's log-probabilities of the same version, over the last eight
     updates, before the run stops (ten times as much in a single one, a hundred times on the weight_check); by default 1e-3 in
@@ -142,6 +145,8 @@ class TokenLearnerConfig:
             raise ConfigError(
                 "learner.shard", True, "adapters are trained on whole models; use learner.lora.rank 0, or no shards"
             )
+        if self.shard and self.count_unchanged:
+            raise ConfigError("learner.count_unchanged", True, "each rank keeps a part of the weights; use learner.shard false")
         if "reference" in self.offload and self.lora.rank:
             fix = "with adapters the reference reads the very weights of the policy; leave it out"
             raise ConfigError("learner.offload", self.offload, fix)
@@ -177,6 +182,7 @@ class TokenLearner:
         self._plan = reference
         self._recorder = recorder if self._collective.rank == 0 else None
         self._kept: KeptReference | None = None
+        self._before: dict[str, Tensor] | None = None
         self.version = 0
         self._seen, self._mismatch, self._weight_check = dict.fromkeys(self.algorithms, 0), Mismatch(), Canary()
         self._components, self._reader_of = _name_components(self.algorithms)
@@ -325,7 +331,7 @@ class TokenLearner:
         """All optimiser steps are taken: one version more, and its metrics."""
         metrics: Metrics = {"lr": rates["lr"], **_mean_of(steps)}
         metrics |= self._stats(batch)
-        metrics |= version_stats(batch, self.version)
+        metrics |= version_stats(batch, self.version) | self._unchanged()
         for name in self._readers(batch):
             self._seen[name] += 1
         self.version += 1
@@ -353,6 +359,8 @@ class TokenLearner:
 
     def _stepped(self, active: Mapping[str, Component], rates: Metrics) -> Metrics:
         """Step every trained model; the norms of their gradients."""
+        if self.config.count_unchanged and self._before is None:
+            self._before = {name: value.clone() for name, value in self.policy.params().items()}
         norms = {}
         for name, model in self._models(active).items():
             lr, norm = rates["critic_lr" if model is self.critic else "lr"], self.config.max_grad_norm
@@ -500,6 +508,15 @@ class TokenLearner:
         both = torch.stack([torch.where(known, values, torch.zeros_like(values)), known.to(values)])
         sums, counts = self._collective.all_reduce(both).tolist()
         return {name: total / num for name, total, num in zip(found, sums, counts, strict=True) if num}
+
+    def _unchanged(self) -> Metrics:
+        """The share of the policy's trained weights that are as before the update (the sparsity of Mukherjee et al. 2025,
+        arXiv:2505.11711, of one update, and without a tolerance)."""
+        if self._before is None:
+            return {}
+        now, before, self._before = self.policy.params(), self._before, None
+        same = torch.stack([(now[name] == value).sum() for name, value in before.items()]).sum()
+        return {"weights_unchanged": float(same) / sum(value.numel() for value in before.values())}
 
     def _follow(self) -> None:
         """Move the reference towards the policy, at every `reference_every`-th version."""
