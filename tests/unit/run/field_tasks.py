@@ -185,9 +185,9 @@ def folder() -> Path:
 
 @functools.cache
 def rows_file(name: str = "rows", first: int = 0) -> str:
-    """Prompts of several lengths, with two columns for each purpose."""
+    """Prompts of several lengths, with two columns for each purpose, and weights of parts of the answers."""
     texts = ["ab" * (1 + i % 4) + str(i) for i in range(first, first + 60)]
-    rows = [{"prompt": t, "question": t + "?", "answer": t[2:], "solution": t[1:]} for t in texts]
+    rows = [{"prompt": t, "question": t + "?", "answer": t[2:], "solution": t[1:], "parts": [[t[2], 3.0]]} for t in texts]
     return _written(f"{name}.jsonl", rows)
 
 

@@ -207,7 +207,10 @@ UNUSED_HERE = {
     "placement.max_policy_workers": Try(2),
 }
 OF: dict[str, dict[str, Try]] = {
-    "sft": DATA_ONLY | UNUSED_HERE | {"placement.groups": Try(("demos-* trainer",), LOCAL, seen="placed")},
+    "sft": DATA_ONLY
+    | UNUSED_HERE
+    | {"token_weights": Try("parts", FILE)}
+    | {"placement.groups": Try(("demos-* trainer",), LOCAL, seen="placed")},
     "dpo": DATA_ONLY | UNUSED_HERE | {"placement.groups": Try(("pairs-* trainer",), LOCAL, seen="placed")},
     "make_pairs": {
         "learner.offload": Try(("optimiser",)),

@@ -234,10 +234,12 @@ def rollout_stream(
     )
 
 
-def demo_stream(*, rows: int, max_length: int, capacity: int = 2) -> StreamSpec:
-    """A stream of demonstrations: one segment is `rows` pairs of prompt and answer; `loss_mask` marks the answer."""
+def demo_stream(*, rows: int, max_length: int, capacity: int = 2, weighted: bool = False) -> StreamSpec:
+    """A stream of demonstrations: one segment is `rows` pairs of prompt and answer; `loss_mask` marks the answer. With
+    `weighted`, each token has a `weight`."""
     sizes = {"N": rows * max_length, "B": rows}
-    return StreamSpec("demos", _ragged("B"), sizes, variable=("N",), capacity=capacity)
+    fields = _ragged("B") | ({"weight": FieldSpec(("N",))} if weighted else {})
+    return StreamSpec("demos", fields, sizes, variable=("N",), capacity=capacity)
 
 
 def pair_stream(*, num_pairs: int, max_length: int, capacity: int = 2, strengths: Sequence[str] = ()) -> StreamSpec:
