@@ -126,7 +126,9 @@ def given_task(c: PairConfig, algorithm: Algorithm, *, scores: bool) -> PromptTa
     refuse_unused(c, unused_by_learner(c.learner, needs=algorithm.needs) | (SCORING if scores else {}))
     completion = 1 if scores else c.max_tokens  # a reward model needs no room for one
     with _pairs_as_task(c):
-        return PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=completion, data=c.data, lora=c.learner.lora)
+        task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=completion, data=c.data, lora=c.learner.lora)
+    task.check_reference(c.learner)
+    return task
 
 
 def given_graph(

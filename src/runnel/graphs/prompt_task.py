@@ -24,6 +24,7 @@ from runnel.graphs.user_objects import resolve_live
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.checks.at_start import check_engine, check_folder, check_learner
 from runnel.llm.checks.demonstrations import check_demonstrations
+from runnel.llm.checks.references import check_references
 from runnel.llm.checks.sizes import CHECKED, Sizes, context_of, learner_bytes, lost_texts, measure, some
 from runnel.llm.engines.choose import EngineConfig, make_engine
 from runnel.llm.engines.requests import Engine, SamplingConfig
@@ -96,7 +97,7 @@ class PromptTask:
         if config.deterministic:
             self._engine = self._engine.deterministic()
         self._lora = lora if lora is not None and lora.rank else None
-        self._token_weights = ""
+        self._token_weights, self._plain = "", data.plain
         self._bases: dict[tuple[str, Precision], PreTrainedModel] = {}
         if self._lora is not None:
             check_adapters(model_config(self._lm, self.tokenizer.vocab_size), self._lora)
@@ -307,6 +308,16 @@ class PromptTask:
     def look(self, *, demos: bool) -> list[str]:
         """What is looked at before a run is made, as it takes a while: `demos`, whether demonstrations are imitated."""
         return self.check_demos() if demos else []
+
+    def check_reference(self, config: TokenLearnerConfig) -> None:
+        """Refuse folders of a reference that cannot judge what the policy says."""
+        if not config.reference:
+            return
+        if self._config.placement.reference_workers:
+            fix = "a reference from folders is run by the trainer; use 0"
+            raise ConfigError("placement.reference_workers", self._config.placement.reference_workers, fix)
+        asked = [(messages_of(e.prompt), e.answer or "") for e in some(self.task.train, 4)]
+        check_references(config.reference, self.tokenizer, asked, plain=self._plain)
 
     def weigh_demos(self, column: str) -> list[str]:
         """From now on parts of demonstrations count as the column says. Raises where no example has it, or one is wrong."""

@@ -199,6 +199,7 @@ def prompt_graph(
     if algorithm is not None:
         chosen = algorithm(task)
         refuse_unused(c, unused_by_learner(c.learner, needs=chosen.needs))
+        task.check_reference(c.learner)
         _check_fresh(c, chosen)
     reference = _reference_plan(c, task, algorithm)
     rollouts = c.lag_rule(c.num_prompts, start=c.warmup_updates)

@@ -148,6 +148,7 @@ TRIES: dict[str, Try] = {
     "learner.sft_lr": Try(given=WARM),
     "learner.micro_batch_tokens": Try(4),
     "learner.recompute": Try(seen="wired"),
+    "learner.reference": Try((model_folder(),)),
     "learner.lora.alpha": Try(given={"learner.lora.rank": 2}),
     "learner.lora.targets": Try(("q_proj",), {"learner.lora.rank": 2}),
     "learner.max_grad_norm": Try(1e-6),
@@ -214,6 +215,7 @@ OF: dict[str, dict[str, Try]] = {
     "dpo": DATA_ONLY | UNUSED_HERE | {"placement.groups": Try(("pairs-* trainer",), LOCAL, seen="placed")},
     "make_pairs": {
         "learner.offload": Try(("optimiser",)),
+        "learner.reference": Try((model_folder(),)),
         "learner.lora.targets": Try(("q_proj",)),
         "learner.lora.alpha": Try(),
         "learner.sft_lr": Try(),
@@ -252,6 +254,7 @@ for recipe, group in GROUPS.items():
         f"{group}.dual_clip": Try(1.001, STEPS),
         f"{group}.aggregation": Try(given=ENDS),
         "learner.reference_every": Try(1, kl | {"total_updates": 3}),
+        "learner.reference": Try((model_folder(),), kl),
         # REBEL compares with what was recorded: it has no reference
         "learner.reference_decay": Try(given={**kl, **({} if group == "rebel" else REFRESHED)}),
         "placement.reference_workers": Try(given=kl, seen="placed"),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -45,6 +46,7 @@ from runnel.llm.learning.reference import REFERENCE, KeptReference, ReferencePla
 from runnel.llm.model.decoder import Recompute
 from runnel.llm.model.lora import LoraConfig
 from runnel.llm.model.sharded_model import TrainedModel
+from runnel.llm.model.soup import soup
 from runnel.llm.model.token_model import Precision, TokenModel
 from runnel.ops.credit import row_index, row_sum
 
@@ -69,6 +71,7 @@ class TokenLearnerConfig:
         | may_change("in_parts", "weight_decay", "recompute", "precision", "shard", "offload", "count_unchanged")
         | stays("warmup_updates", why="it is how the run started")
         | stays("temperature", why="completions that are on their way were drawn at it")
+        | stays("reference", why="the reference policy in the checkpoint is made of them")
         | stays("reference_every", "reference_decay", why="the reference policy in the checkpoint follows by it")
     )
 
@@ -102,8 +105,11 @@ class TokenLearnerConfig:
     temperature: float = bounded(1.0, above=0)
     """The sampling temperature of the rollouts; their log-probabilities are taken at it. Supervised losses and DPO take the
     model's own, at 1."""
+    reference: tuple[str, ...] = ()
+    """Folder of the model that is the reference policy; of several, the mean of their weights is. Empty: the policy, as it was
+    at the first batch that needed a reference."""
     reference_every: int = bounded(0, at_least=0)
-    """Updates after which the reference policy follows; 0 keeps it as it was at the first batch that needed it."""
+    """Updates after which the reference policy follows; 0 keeps it as it was."""
     reference_decay: float = bounded(0.0, at_least=0, below=1)
     """How much of the reference stays when it follows: 0 copies the policy, 0.99 is a moving average (of the adapters, where
     those are trained)."""
@@ -136,8 +142,17 @@ class TokenLearnerConfig:
             return "bfloat16" if device.startswith("cuda") else "float32"
         return self.precision
 
+    def absolute(self) -> TokenLearnerConfig:
+        """A copy with absolute paths, so that a run can be resumed from any folder."""
+        return replace(self, reference=tuple(str(Path(f).resolve()) if f and Path(f).is_dir() else f for f in self.reference))
+
     def __post_init__(self) -> None:
         check_bounds(self, "learner.")
+        if self.reference and self.reference_every:
+            fix = "a reference from folders stays as it is; use 0, or leave learner.reference empty"
+            raise ConfigError("learner.reference_every", self.reference_every, fix)
+        if self.reference and self.shard:
+            raise ConfigError("learner.shard", True, "a reference from folders is a whole model; use learner.shard false")
         if self.in_parts and (self.num_epochs > 1 or self.num_minibatches > 1):
             fix = "several passes or steps need the whole batch; use learner.num_epochs 1 and learner.num_minibatches 1"
             raise ConfigError("learner.in_parts", True, fix)
@@ -156,10 +171,10 @@ class TokenLearner:
     """Trains a causal language model on annotated tokens (core `Learner`).
 
     `algorithms` gives each reader its algorithm; a batch may hold rows of one reader or of several. Where an algorithm needs a
-    reference policy, it is a copy of the model at the first batch of that algorithm; where one needs values, a critic starts
-    from a copy of the model. A `model` with a scalar head (`ScalarModel`) is trained as a reward model. With a plan for the
-    `reference`, other workers run it (`reference.py`): segments bring its log-probabilities, and the learner only keeps and
-    publishes its weights.
+    reference policy, it is the model that `config.reference` names, or else a copy of the model at the first batch of that
+    algorithm; where one needs values, a critic starts from a copy of the model. A `model` with a scalar head (`ScalarModel`) is
+    trained as a reward model. With a plan for the `reference`, other workers run it (`reference.py`): segments bring its
+    log-probabilities, and the learner only keeps and publishes its weights.
     """
 
     def __init__(
@@ -301,6 +316,14 @@ class TokenLearner:
         return self.config.reference_every > 0 and self.config.reference_decay > 0
 
     def _reference(self) -> TrainedModel:
+        if self.reference is None and self.config.reference:
+            self.reference = TokenModel(
+                soup(self.config.reference),
+                device=self._device,
+                precision=self.config.precision_on(self._device),
+                frozen=True,
+                offload="reference" in self.config.offload,
+            )
         if self.reference is None:
             self.reference = self.policy.frozen_copy(offload="reference" in self.config.offload, moves=self._moves)
         return self.reference
