@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from runnel.llm.model.causal_lm import ModelConfig as ModelConfig
     from runnel.llm.policy import ChatPolicy as ChatPolicy
     from runnel.llm.rewards.components import RewardComponent as RewardComponent
-    from runnel.llm.sampling.pairs import PairWriter as PairWriter
+    from runnel.llm.sampling.pairs import PairWriter as PairWriter, parsed_order as parsed_order
     from runnel.llm.tasks import (
         DataConfig as DataConfig,
         DifficultyConfig as DifficultyConfig,

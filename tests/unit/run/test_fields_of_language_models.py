@@ -221,6 +221,7 @@ OF: dict[str, dict[str, Try]] = {
         "learner.sft_lr": Try(),
         "demo_rows": Try(),
         "min_p": Try(0.99),
+        "order": Try(("reward=0.9",)),
     },
 }
 SCORED = {

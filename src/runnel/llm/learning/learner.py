@@ -29,7 +29,7 @@ from runnel.core.schedule import at
 from runnel.core.state import Metrics, State
 from runnel.core.weight_check import WeightCheck
 from runnel.core.worker import progressed
-from runnel.llm.algorithms.base import Algorithm, Component, HasConfig, Part
+from runnel.llm.algorithms.base import Algorithm, Component, HasConfig, Part, name_components, shown_metrics
 from runnel.llm.learning.batches import (
     MicroBatch,
     join_rows,
@@ -40,13 +40,12 @@ from runnel.llm.learning.batches import (
     split_units,
     token_places,
 )
-from runnel.llm.learning.drift import Canary, Drift, Mismatch, version_stats
+from runnel.llm.learning.drift import Canary, Drift, Mismatch, Unchanged, version_stats
 from runnel.llm.learning.recording import GroupRecorder
-from runnel.llm.learning.reference import REFERENCE, KeptReference, ReferencePlan
+from runnel.llm.learning.reference import REFERENCE, KeptReference, ReferencePlan, given_reference
 from runnel.llm.model.decoder import Recompute
 from runnel.llm.model.lora import LoraConfig
 from runnel.llm.model.sharded_model import TrainedModel
-from runnel.llm.model.soup import soup
 from runnel.llm.model.token_model import Precision, TokenModel
 from runnel.ops.credit import row_index, row_sum
 
@@ -197,10 +196,10 @@ class TokenLearner:
         self._plan = reference
         self._recorder = recorder if self._collective.rank == 0 else None
         self._kept: KeptReference | None = None
-        self._before: dict[str, Tensor] | None = None
+        self._before: Unchanged | None = None
         self.version = 0
         self._seen, self._mismatch, self._weight_check = dict.fromkeys(self.algorithms, 0), Mismatch(), Canary()
-        self._components, self._reader_of = _name_components(self.algorithms)
+        self._components, self._reader_of = name_components(self.algorithms)
 
     # -------------------------------------------------------------------------------------------------------- settings
     @property
@@ -226,7 +225,7 @@ class TokenLearner:
             raise not_live(name, value, [known for fields in taken.values() for known in fields])
         for algorithm in holders:
             algorithm.config = with_live(algorithm.config, name, value)
-        self._components, self._reader_of = _name_components(self.algorithms)
+        self._components, self._reader_of = name_components(self.algorithms)
 
     # --------------------------------------------------------------------------------------------------------- prepare
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
@@ -317,13 +316,8 @@ class TokenLearner:
 
     def _reference(self) -> TrainedModel:
         if self.reference is None and self.config.reference:
-            self.reference = TokenModel(
-                soup(self.config.reference),
-                device=self._device,
-                precision=self.config.precision_on(self._device),
-                frozen=True,
-                offload="reference" in self.config.offload,
-            )
+            precision, away = self.config.precision_on(self._device), "reference" in self.config.offload
+            self.reference = given_reference(self.config.reference, device=self._device, precision=precision, offload=away)
         if self.reference is None:
             self.reference = self.policy.frozen_copy(offload="reference" in self.config.offload, moves=self._moves)
         return self.reference
@@ -354,7 +348,9 @@ class TokenLearner:
         """All optimiser steps are taken: one version more, and its metrics."""
         metrics: Metrics = {"lr": rates["lr"], **_mean_of(steps)}
         metrics |= self._stats(batch)
-        metrics |= version_stats(batch, self.version) | self._unchanged()
+        metrics |= version_stats(batch, self.version)
+        if self._before is not None:
+            metrics["weights_unchanged"], self._before = self._before.share(self.policy.params()), None
         for name in self._readers(batch):
             self._seen[name] += 1
         self.version += 1
@@ -383,7 +379,7 @@ class TokenLearner:
     def _stepped(self, active: Mapping[str, Component], rates: Metrics) -> Metrics:
         """Step every trained model; the norms of their gradients."""
         if self.config.count_unchanged and self._before is None:
-            self._before = {name: value.clone() for name, value in self.policy.params().items()}
+            self._before = Unchanged(self.policy.params())
         norms = {}
         for name, model in self._models(active).items():
             lr, norm = rates["critic_lr" if model is self.critic else "lr"], self.config.max_grad_norm
@@ -413,7 +409,7 @@ class TokenLearner:
         Rows without signal have no gradient but count in the statistics: they get a forward pass only, all or a sample of them
         (`READ_SHARE`).
         """
-        sums = dict.fromkeys(["trained", "num_tokens", "entropy", *_shown(active)], torch.zeros((), device=self._device))
+        sums = dict.fromkeys(["trained", "num_tokens", "entropy", *shown_metrics(active)], torch.zeros((), device=self._device))
         useful = self._useful(batch, active)[rows]
         for part in self._parts(batch, rows[useful]):
             outputs = self._outputs(part, active)
@@ -437,7 +433,7 @@ class TokenLearner:
     ) -> Metrics:
         """The metrics of an optimiser step, summed over ranks."""
         totals = self._reduce({**sums, **drift.sums})
-        metrics = {name: totals[name] for name in ("trained", *_shown(active))}
+        metrics = {name: totals[name] for name in ("trained", *shown_metrics(active))}
         if any(c.uses == "logprob" for c in active.values()):
             metrics["entropy"] = totals["entropy"] / max(totals["num_tokens"], 1.0)
         if first_pass:
@@ -532,15 +528,6 @@ class TokenLearner:
         sums, counts = self._collective.all_reduce(both).tolist()
         return {name: total / num for name, total, num in zip(found, sums, counts, strict=True) if num}
 
-    def _unchanged(self) -> Metrics:
-        """The share of the policy's trained weights that are as before the update (the sparsity of Mukherjee et al. 2025,
-        arXiv:2505.11711, of one update, and without a tolerance)."""
-        if self._before is None:
-            return {}
-        now, before, self._before = self.policy.params(), self._before, None
-        same = torch.stack([(now[name] == value).sum() for name, value in before.items()]).sum()
-        return {"weights_unchanged": float(same) / sum(value.numel() for value in before.values())}
-
     def _follow(self) -> None:
         """Move the reference towards the policy, at every `reference_every`-th version."""
         every = self.config.reference_every
@@ -601,24 +588,6 @@ class TokenLearner:
         elif state["reference"] is not None and self._collective.rank == 0:
             self._kept = KeptReference(self.policy.params(), moves=self._moves)
             self._kept.load_state_dict(state["reference"])
-
-
-def _shown(active: Mapping[str, Component]) -> list[str]:
-    """The metrics of the components that train."""
-    return [f"loss/{name}" for name in active] + [metric for c in active.values() for metric in c.metrics]
-
-
-def _name_components(algorithms: Mapping[str, Algorithm]) -> tuple[dict[str, Component], dict[str, str]]:
-    """The components of all algorithms by name, and the reader of each."""
-    found: dict[str, Component] = {}
-    readers: dict[str, str] = {}
-    for reader, algorithm in algorithms.items():
-        for name, component in algorithm.components.items():
-            if name in found:
-                fix = f"readers {readers[name]!r} and {reader!r} both have a loss component {name!r}; names must be unique"
-                raise ConfigError("algorithms", reader, fix)
-            found[name], readers[name] = component, reader
-    return found, readers
 
 
 def _mean_of(steps: Sequence[Metrics]) -> Metrics:
