@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -601,10 +602,20 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
+def named_memory():
+    """Semaphores and shared tensors of this process; other tests make and remove theirs meanwhile."""
+    return [name for name in os.listdir("/dev/shm") if f"left-{os.getpid()}-" in name or f"torch_{os.getpid()}_" in name]
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
 @pytest.mark.parametrize("how", ["close", "forget", "stopped"])
-def test_nothing_is_left_behind(how):
-    before, fds, shm = children(), descriptors(), os.listdir("/dev/shm")
+def test_nothing_is_left_behind(how, monkeypatch):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "semprefix", f"/left-{os.getpid()}")
+    kept = multiprocessing.get_context("spawn").Lock()
+    assert len(named_memory()) == 1  # what is left is seen
+    del kept
+    before, fds, shm = children(), descriptors(), named_memory()
+    assert not shm
     vector = make_vector(Walk, 4, seed=0, config=TWO)
     other = make_vector(Walk, 4, seed=0, config=TWO)
     vector.reset()
@@ -619,7 +630,7 @@ def test_nothing_is_left_behind(how):
         vector.close()
     assert len(children()) == len(before) + 2
     other.close()
-    assert (children(), descriptors(), os.listdir("/dev/shm")) == (before, fds, shm)
+    assert (children(), descriptors(), named_memory()) == (before, fds, shm)
 
 
 def test_workers_die_with_their_parent():

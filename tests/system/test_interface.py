@@ -75,6 +75,21 @@ def test_a_run_with_a_setting_that_is_refused_today_is_still_loaded_and_judged(t
             rl.load(run.path, **given)
 
 
+def test_a_run_from_a_gpu_is_played_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, tiny = settings("ppo", checkpoint={"every": 0}, eval={"episodes": 0})
+    run = rl.train(recipe, out=str(tmp_path), **tiny)
+    there = evaluate_run(run.path, episodes=2).returns
+    saved = json.loads((run.path / "config.json").read_text())
+    (run.path / "config.json").write_text(json.dumps({**saved, "device": "cuda:3"}))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.warns(UserWarning, match="was trained on cuda:3, and torch sees 2 CUDA devices here: its policy is on the CPU"):
+        assert rl.load(run.path).act(gym.make("CartPole-v1").reset(seed=0)[0]) in (0, 1)
+    with pytest.warns(UserWarning, match="cuda:3"):
+        assert evaluate_run(run.path, episodes=2).returns == there
+    with pytest.raises(rl.ConfigError, match=r"device = 'cuda:3': torch sees 2 CUDA devices here; use cpu"):
+        rl.load(run.path, device="cuda:3")
+
+
 def test_a_lambda_runs_in_process_and_is_refused_elsewhere(tmp_path: Path) -> None:
     recipe, tiny = settings("ppo", total_updates=2)
     make = lambda: gym.make("CartPole-v1")  # noqa: E731

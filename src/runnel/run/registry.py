@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from runnel.core.config import default_at, flat, override
 from runnel.core.errors import ConfigError, UnusedSettingError
@@ -148,7 +151,9 @@ def build_saved(recipe: str, config: RunConfig, given: Collection[str] = ()) -> 
     """The experiment of an existing run, to be evaluated or played.
 
     A saved setting that nothing reads today gets its default: an older version may have accepted it. A setting that is `given`
-    now is refused."""
+    now is refused. A policy that was trained on a GPU plays on the CPU where there is none, which is told."""
+    if "device" not in given:
+        config = _on_this_machine(config)
     while True:
         try:
             return build(recipe, config)
@@ -157,3 +162,15 @@ def build_saved(recipe: str, config: RunConfig, given: Collection[str] = ()) -> 
             if any(found.startswith(f"{name}.") or name.startswith(found) for name in given):
                 raise
             config = override(config, {error.field: default_at(config, error.field)})
+
+
+def _on_this_machine(config: RunConfig) -> RunConfig:
+    """The config with a device that is here."""
+    saved, here = config.device, torch.cuda.device_count()
+    if torch.device(saved).type == "cpu" or (torch.device(saved).index or 0) < here:
+        # a rank of a trainer has a GPU of its own, but who plays needs one alone
+        return override(config, {"device": "cuda:0"}) if saved == "cuda" and config.placement.trainers > here else config
+    warnings.warn(
+        f"the run was trained on {saved}, and torch sees {here} CUDA devices here: its policy is on the CPU", stacklevel=2
+    )
+    return override(config, {"device": "cpu"})
