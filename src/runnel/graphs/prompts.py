@@ -186,16 +186,20 @@ def prompt_graph(
     algorithm: Callable[[PromptTask], Algorithm] | None = None,
     *,
     learner: Callable[[PromptTask], Learner] | None = None,
+    check: Callable[[PromptTask], object] | None = None,
 ) -> Experiment:
     """Up to `warmup_updates` the trainer reads `demos`, then `rollouts`: one run, one line of versions.
 
-    A recipe brings an algorithm for the token learner, or a learner of its own.
+    A recipe brings an algorithm for the token learner, or a learner of its own. Its `check` raises for settings that do not fit
+    the task, before anything is made.
     """
     if learner is not None:
         refuse_unused(c, {"mix": "this recipe's learner takes rollouts alone"})
     if learner is not None and c.placement.trainers > 1:
         raise ConfigError("placement.trainers", c.placement.trainers, "this recipe's learner works alone; use 1")
     task = _task_of(c)
+    if check is not None:
+        check(task)
     if algorithm is not None:
         chosen = algorithm(task)
         refuse_unused(c, unused_by_learner(c.learner, needs=chosen.needs))

@@ -49,8 +49,10 @@ def build(c: Config) -> rl.Experiment:
     """The graph of training, with another learner."""
     path = c.pairs_out or Path(c.out) / "pairs.jsonl"
 
-    def learner(task: rl.PromptTask) -> rl.Learner:
-        order = rl.llm.parsed_order(c.order, task.task.channels)
-        return rl.llm.PairWriter(path, task.model(), task.tokenizer, task=task.task, order=order)
+    def order(task: rl.PromptTask) -> dict[str, float]:
+        return rl.llm.parsed_order(c.order, task.task.channels)
 
-    return rl.prompt_graph(c, learner=learner)
+    def learner(task: rl.PromptTask) -> rl.Learner:
+        return rl.llm.PairWriter(path, task.model(), task.tokenizer, task=task.task, order=order(task))
+
+    return rl.prompt_graph(c, learner=learner, check=order)

@@ -279,6 +279,15 @@ def test_an_order_that_cannot_be_is_refused(order, says):
     assert found.value.field == "order"
 
 
+def test_an_order_of_unknown_channels_is_refused_before_a_run_is_made():
+    from runnel.recipes import make_pairs
+
+    config = make_pairs.Config(order=("exact", "style=0.5"), lm=SIZES)
+    with pytest.raises(ConfigError, match="there is no reward channel 'style'; the task has exact") as found:
+        make_pairs.build(config)
+    assert found.value.field == "order"
+
+
 def test_scores_are_read_at_the_last_token_whatever_the_neighbours():
     model = ScalarModel(build_model(SIZES, TOKENIZER.vocab_size, seed=0))
     torch.manual_seed(0)
