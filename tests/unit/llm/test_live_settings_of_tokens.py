@@ -102,8 +102,9 @@ def trained(learner: TokenLearner, name: str, first: int, last: int) -> list[dic
     found = []
     for seed in range(first, last):
         rng = np.random.default_rng(seed)
-        made = {"pairs": [pairs(rng, 3)]} if name == "dpo" else {"rated": [rated(rng, 3)]}
-        if name not in GIVEN:
+        if name in GIVEN:
+            made = {"pairs": [pairs(rng, 3)]} if name == "dpo" else {"rated": [rated(rng, 3)]}
+        else:
             made = {"rollouts": [group(rng, [1.0, 0.0, 0.3]), group(rng, [0.0, 1.0])]}
         found.append(learner.update(learner.prepare(made, progress=0.0)).metrics)
     return found
