@@ -11,7 +11,7 @@ from tiny_slices import SLICES
 LETTERS: Settings = {k: SLICES["grpo"][1][k] for k in ("task", "learner")}
 """A task on which every completion has a reward of its own: for the recipes' own task a new model gets none."""
 GRPO = merged(ROLLOUTS, LETTERS, {"total_updates": 3, "group_size": 4})
-ON_GIVEN_PAIRS = ("dpo", "simpo", "cpo", "orpo", "rrhf", "reward_model")
+ON_GIVEN_PAIRS = ("dpo", "simpo", "cpo", "orpo", "rrhf", "kto", "reward_model")
 ON_PAIRS = {"total_updates": 3, "learner": LETTERS["learner"]}
 PASSES = {"learner": {"num_epochs": 2, "num_minibatches": 2, "micro_batch_tokens": 64}}
 """Several optimiser steps a batch: before the second, ratios are 1 and nothing is clipped."""

@@ -147,6 +147,7 @@ PREFERENCES: dict[str, dict[str, Any]] = {
     "cpo": {},
     "orpo": {"orpo": {"odds_coef": 1.0}},
     "rrhf": {},
+    "kto": {},
 }
 
 

@@ -50,3 +50,7 @@ def test_pairs_are_recorded_too(tmp_path: Path) -> None:
     tiny = {"lm": {"layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "inner": 32}, "track": (), "name": "run"}
     run = rl.train("dpo", total_updates=2, num_pairs=4, eval={"episodes": 0}, out=str(tmp_path), **tiny).path
     assert [[row["label"] for row in g["rows"]] for g in groups(run)] == [["chosen", "rejected"]] * 2
+    run = rl.train("kto", total_updates=2, num_pairs=4, eval={"episodes": 0}, out=str(tmp_path / "kto"), **tiny).path
+    for own, other in (g["rows"] for g in groups(run)):
+        assert (own["label"] in ("good", "bad"), other["label"]) == (True, "mismatched")
+        assert (sum(own["mask"]) > 0, sum(other["mask"])) == (True, 0)

@@ -49,7 +49,7 @@ TWO_STEPS: dict[str, dict[str, Any]] = {
     "bc": {"data": CARTPOLE, "total_updates": 2},
     "sft": {"total_updates": 2, "demo_rows": 8, **SMALL_LM},
     **dict.fromkeys(ON_ROLLOUTS, ROLLOUTS),
-    **dict.fromkeys(("dpo", "simpo", "cpo", "orpo", "rrhf", "reward_model"), PAIRS),
+    **dict.fromkeys(("dpo", "simpo", "cpo", "orpo", "rrhf", "kto", "reward_model"), PAIRS),
     "make_pairs": ROLLOUTS,
     "reverse": {"total_updates": 3, "warmup_updates": 1, "num_prompts": 2, "group_size": 2, "demo_rows": 8, **SMALL_LM},
 }

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from runnel.core.bounds import bounded
 from runnel.core.config import refuse_unused
-from runnel.core.contracts.evaluation import Policy
+from runnel.core.contracts.evaluation import Evaluation, Policy
 from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.learning import Collective
+from runnel.core.contracts.samples import Sampler
 from runnel.core.errors import ConfigError, DataError
+from runnel.core.records import StreamSpec
 from runnel.core.resuming import OnResume, may_change, stays
 from runnel.core.rng import make_seed
 from runnel.flow.workers.trainer import Phase
@@ -29,7 +31,7 @@ from runnel.llm.sampling.groups import pair_stream
 from runnel.llm.sampling.pairs import PairSampler, fitting
 from runnel.llm.scoring import PairEvaluation, ScoreEngine, ScoringPolicy
 from runnel.llm.tasks import DataConfig, Example
-from runnel.llm.tasks.preferences import Pair, read_pairs, split_pairs
+from runnel.llm.tasks.preferences import Given, Pair, Strength, read_pairs, split_pairs
 
 SCORING = {
     **all_of("eval", ("samples", "pass_reward"), "a reward model completes nothing"),
@@ -88,72 +90,122 @@ def _pairs_as_task(c: PairConfig) -> Iterator[None]:
         raise ConfigError("task", c.task, f"{fix} ({why})") from error
 
 
-def pair_graph(c: PairConfig, algorithm: Algorithm, *, scores: bool = False) -> Experiment:
-    """One actor reads pairs; the trainer takes a segment of them an update. With `scores`, the model is a reward model."""
-    refuse_unused(c, unused_by_learner(c.learner, needs=algorithm.needs) | (SCORING if scores else {}))
-    completion = 1 if scores else c.max_tokens  # a reward model needs no room for one
-    with _pairs_as_task(c):
-        task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=completion, data=c.data, lora=c.learner.lora)
-    train, held, told = _pairs(c, task, scores=scores)
-    policy = c.lag_rule(1)
+def pair_graph(
+    c: PairConfig, algorithm: Algorithm, *, scores: bool = False, asked: Mapping[Strength, str] | None = None
+) -> Experiment:
+    """One actor reads pairs; the trainer takes a segment of them an update. With `scores`, the model is a reward model. Pairs
+    need what is `asked` for, each by the setting that asks."""
+    task = given_task(c, algorithm, scores=scores)
+    train, held, told = _pairs(c, task, scores=scores, asked=asked or {})
     train, longest, left_out = fitting(train, task.tokenizer, context=task.context)
     if scores and held:
         held, _, more = fitting(held, task.tokenizer, context=task.context)
         left_out += more
-    spec = pair_stream(num_pairs=c.num_pairs, max_length=longest, capacity=policy.lag + 1)
+    some = held[: c.eval.episodes]
 
     def sampler(incarnation: int) -> PairSampler:
         return PairSampler(train, task.tokenizer, seed=make_seed(c.seed, "pairs", incarnation))
 
+    return given_graph(
+        c,
+        task,
+        algorithm,
+        stream=pair_stream(
+            num_pairs=c.num_pairs, max_length=longest, capacity=c.lag_rule(1).lag + 1, strengths=tuple(asked or ())
+        ),
+        sampler=sampler,
+        told=[*told, *left_out],
+        scores=scores,
+        evaluation=(lambda: PairEvaluation(some, task.tokenizer)) if some else None,
+    )
+
+
+def given_task(c: PairConfig, algorithm: Algorithm, *, scores: bool) -> PromptTask:
+    """What a policy is evaluated on, and whose tokenizer reads the rows. Settings that the algorithm has no use for are
+    refused."""
+    refuse_unused(c, unused_by_learner(c.learner, needs=algorithm.needs) | (SCORING if scores else {}))
+    completion = 1 if scores else c.max_tokens  # a reward model needs no room for one
+    with _pairs_as_task(c):
+        task = PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=completion, data=c.data, lora=c.learner.lora)
+    task.check_reference(c.learner)
+    return task
+
+
+def given_graph(
+    c: PairConfig,
+    task: PromptTask,
+    algorithm: Algorithm,
+    *,
+    stream: StreamSpec,
+    sampler: Callable[[int], Sampler],
+    told: Sequence[str],
+    scores: bool,
+    evaluation: Callable[[], Evaluation] | None,
+) -> Experiment:
+    """One actor without inference fills `stream`; the trainer takes a segment of it an update. With `scores` the model is a
+    reward model, and has an `evaluation` of its own."""
+    name = stream.name
+
     def learner(ranks: Collective) -> TokenLearner:
         body = task.trained_model(c.learner)
-        model = ScalarModel(body) if scores else body
         made = learner_class(c.learner, ranks, c.device)(
             c.learner,
-            model,
-            algorithms={"pairs": algorithm},
+            ScalarModel(body) if scores else body,
+            algorithms={name: algorithm},
             collective=ranks,
             device=c.device,
             recorder=task.recorder(),
         )
         return made if scores else task.checked(made)
 
+    scored = None
+    if evaluation is not None:
+        scored = EvaluationSpec(make=evaluation, inferencer=lambda: ScoreEngine(ScalarModel(task.model()), device=c.device))
     return Experiment(
         config=c,
         title=task.task.name,
-        streams=(spec,),
-        staleness={"pairs": policy},
-        actors=(ActorSpec("pairs-0", sampler, writes=("pairs",), asks=()),),
+        streams=(stream,),
+        staleness={name: c.lag_rule(1)},
+        actors=(ActorSpec(f"{name}-0", sampler, writes=(name,), asks=()),),
         inference=(),
-        trainers=(TrainerSpec(learner, (Phase({"pairs": 1}),), token_streams=("pairs",)),),
-        evaluation=_score_evaluation(c, task, held) if scores else task.evaluation(),
+        trainers=(TrainerSpec(learner, (Phase({name: 1}),), token_streams=(name,)),),
+        evaluation=scored if scores else task.evaluation(),
         policy=(lambda: _scoring_policy(task)) if scores else task.policy,
         export=(lambda params, folder: save_scorer(task.model(), params, task.tokenizer, folder)) if scores else task.export,
-        look=lambda: [*told, *left_out],
+        look=lambda: list(told),
         disk=lambda: task.disk(c.learner, algorithm.needs),
         own_params=("score.weight",) if scores else (),
     )
 
 
-def _pairs(c: PairConfig, task: PromptTask, *, scores: bool) -> tuple[list[Pair], list[Pair], list[str]]:
+def _pairs(
+    c: PairConfig, task: PromptTask, *, scores: bool, asked: Mapping[Strength, str]
+) -> tuple[list[Pair], list[Pair], list[str]]:
     """Pairs to train on; for a reward model, which is evaluated on pairs, others of prompts that it never sees; what to tell.
 
     A policy is evaluated on the task's held-out prompts, so it trains on all pairs but those."""
     if not c.pairs:
-        return _from_answers(task.task.train), _from_answers(task.task.eval), []
-    found = read_pairs(c.pairs)
+        return pairs_of_answers(task.task.train), pairs_of_answers(task.task.eval), []
+    found = read_pairs(c.pairs, asked)
     if scores:
         return *split_pairs(found), []
-    seen = {e.text for e in task.task.eval}
-    train = [p for p in found if p.text not in seen]
-    if not train:
-        raise ConfigError("pairs", c.pairs, f"all its prompts are held out by the task {c.task!r}; give pairs of other prompts")
-    lost = len(found) - len(train)
-    told = [f"{lost} of {len(found)} pairs have prompts that the task holds out; they are not trained on"] if lost else []
+    train, told = not_held_out(found, task, field="pairs", path=c.pairs)
     return train, [], told
 
 
-def _from_answers(examples: Sequence[Example]) -> list[Pair]:
+def not_held_out(found: Sequence[Given], task: PromptTask, *, field: str, path: str) -> tuple[list[Given], list[str]]:
+    """Those pairs or answers of a file whose prompts the task does not evaluate on, and what to tell of the others."""
+    what = "pairs" if isinstance(found[0], Pair) else "answers"
+    name, seen = task.task.name, {e.text for e in task.task.eval}
+    train = [one for one in found if one.text not in seen]
+    if not train:
+        raise ConfigError(field, path, f"all its prompts are held out by the task {name!r}; give {what} of other prompts")
+    lost = len(found) - len(train)
+    told = [f"{lost} of {len(found)} {what} have prompts that the task holds out; they are not trained on"] if lost else []
+    return train, told
+
+
+def pairs_of_answers(examples: Sequence[Example]) -> list[Pair]:
     """Each example's answer against that of the next one."""
     if any(e.answer is None for e in examples):
         raise ConfigError("pairs", "", "the task has examples without an answer to make pairs of; give a file of pairs")
@@ -163,16 +215,6 @@ def _from_answers(examples: Sequence[Example]) -> list[Pair]:
     if not found:
         raise ConfigError("pairs", "", "all answers of the task are the same, so none can be rejected; give a file of pairs")
     return found
-
-
-def _score_evaluation(c: PairConfig, task: PromptTask, held: Sequence[Pair]) -> EvaluationSpec | None:
-    some = list(held)[: c.eval.episodes]
-    if not some:
-        return None
-    return EvaluationSpec(
-        make=lambda: PairEvaluation(some, task.tokenizer),
-        inferencer=lambda: ScoreEngine(ScalarModel(task.model()), device=c.device),
-    )
 
 
 def _scoring_policy(task: PromptTask) -> tuple[Policy, Inferencer]:

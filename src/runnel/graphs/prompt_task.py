@@ -14,6 +14,7 @@ from runnel.core.contracts.evaluation import Policy
 from runnel.core.contracts.inference import Inferencer
 from runnel.core.contracts.learning import Collective
 from runnel.core.contracts.tasks import Curriculum, TaskSource
+from runnel.core.errors import ConfigError
 from runnel.core.records import StreamSpec
 from runnel.core.rng import make_seed
 from runnel.core.task_store import TaskStore
@@ -23,7 +24,8 @@ from runnel.graphs.user_objects import resolve_live
 from runnel.llm.algorithms.base import Algorithm
 from runnel.llm.checks.at_start import check_engine, check_folder, check_learner
 from runnel.llm.checks.demonstrations import check_demonstrations
-from runnel.llm.checks.sizes import Sizes, context_of, learner_bytes, lost_texts, measure, some
+from runnel.llm.checks.references import check_references
+from runnel.llm.checks.sizes import CHECKED, Sizes, context_of, learner_bytes, lost_texts, measure, some
 from runnel.llm.engines.choose import EngineConfig, make_engine
 from runnel.llm.engines.requests import Engine, SamplingConfig
 from runnel.llm.evaluation import TextEvaluation
@@ -44,6 +46,7 @@ from runnel.llm.rewards.scorers import check_scorer
 from runnel.llm.sampling.demos import DemoSampler
 from runnel.llm.sampling.groups import demo_stream, rollout_stream
 from runnel.llm.sampling.sampler import PromptSampler
+from runnel.llm.sampling.token_weights import weights_of
 from runnel.llm.tasks import (
     DataConfig,
     DifficultyConfig,
@@ -94,6 +97,7 @@ class PromptTask:
         if config.deterministic:
             self._engine = self._engine.deterministic()
         self._lora = lora if lora is not None and lora.rank else None
+        self._token_weights, self._plain = "", data.plain
         self._bases: dict[tuple[str, Precision], PreTrainedModel] = {}
         if self._lora is not None:
             check_adapters(model_config(self._lm, self.tokenizer.vocab_size), self._lora)
@@ -256,7 +260,9 @@ class PromptTask:
 
     def demos(self, *, rows: int, lag: int, name: str = DEMOS) -> StreamSpec:
         """A stream of demonstrations: one segment has the `rows` of a batch."""
-        return replace(demo_stream(rows=rows, max_length=self.sizes.demo, capacity=lag + 1), name=name)
+        weighted = bool(self._token_weights)
+        spec = demo_stream(rows=rows, max_length=self.sizes.demo, capacity=lag + 1, weighted=weighted)
+        return replace(spec, name=name)
 
     def rollouts(
         self,
@@ -288,13 +294,44 @@ class PromptTask:
 
         def make(incarnation: int) -> DemoSampler:
             seed = make_seed(self._config.seed, stream, incarnation)
-            return DemoSampler(self.task, self.tokenizer, seed=seed, max_length=self.context, stream=stream)
+            return DemoSampler(
+                self.task,
+                self.tokenizer,
+                seed=seed,
+                max_length=self.context,
+                stream=stream,
+                weights=self._token_weights,
+            )
 
         return ActorSpec(f"{stream}-0", make, writes=(stream,), asks=())
 
     def look(self, *, demos: bool) -> list[str]:
         """What is looked at before a run is made, as it takes a while: `demos`, whether demonstrations are imitated."""
         return self.check_demos() if demos else []
+
+    def check_reference(self, config: TokenLearnerConfig) -> None:
+        """Refuse folders of a reference that cannot judge what the policy says."""
+        if not config.reference:
+            return
+        if self._config.placement.reference_workers:
+            fix = "a reference from folders is run by the trainer; use 0"
+            raise ConfigError("placement.reference_workers", self._config.placement.reference_workers, fix)
+        asked = [(messages_of(e.prompt), e.answer or "") for e in some(self.task.train, 4)]
+        check_references(config.reference, self.tokenizer, asked, plain=self._plain)
+
+    def weigh_demos(self, column: str) -> list[str]:
+        """From now on parts of demonstrations count as the column says. Raises where no example has it, or one is wrong."""
+        found = [e for e in some(self.task.train, CHECKED) if e.answer is not None]
+        having = [e for e in found if e.columns.get(column) is not None]
+        if not having:
+            have = ", ".join(found[0].columns) if found else ""
+            fix = f"no train example has such a column (they have {have or 'none'}); each part is [text, weight]"
+            raise ConfigError("token_weights", column, fix)
+        for example in having:
+            weights_of(example, column, self.tokenizer.answer(example.answer or ""), self.tokenizer)
+        self._token_weights = column
+        without = f"{len(found) - len(having)} of {len(found)} examples have no column {column!r}: all their tokens count 1"
+        return [] if len(found) == len(having) else [without]
 
     def check_demos(self) -> list[str]:
         """What to tell of demonstrations that the task's reward does not like; raises where it likes none."""

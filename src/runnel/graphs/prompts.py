@@ -214,10 +214,12 @@ def prompt_graph(
     algorithm: Callable[[PromptTask], Algorithm] | None = None,
     *,
     learner: Callable[[PromptTask], Learner] | None = None,
+    check: Callable[[PromptTask], object] | None = None,
 ) -> Experiment:
     """Up to `warmup_updates` the trainer reads `demos`, then `rollouts`: one run, one line of versions.
 
-    A recipe brings an algorithm for the token learner, or a learner of its own.
+    A recipe brings an algorithm for the token learner, or a learner of its own. Its `check` raises for settings that do not fit
+    the task, before anything is made.
     """
     if learner is not None:
         refuse_unused(c, {"mix": "this recipe's learner takes rollouts alone"})
@@ -228,9 +230,12 @@ def prompt_graph(
         check_resets(task.task, c.reset_share)
     if c.demo_first:
         check_answers(task.task)
+    if check is not None:
+        check(task)
     if algorithm is not None:
         chosen = algorithm(task)
         refuse_unused(c, unused_by_learner(c.learner, needs=chosen.needs))
+        task.check_reference(c.learner)
         _check_fresh(c, chosen)
     reference = _reference_plan(c, task, algorithm)
     rollouts = c.lag_rule(c.num_prompts, start=c.warmup_updates)

@@ -119,7 +119,9 @@ def unused_by_learner(config: TokenLearnerConfig, *, needs: Collection[str]) -> 
         found["learner.critic_lr"] = "this algorithm has no critic"
     if "reference_logprob" not in needs:
         found |= all_of(
-            "learner", ("reference_every", "reference_decay"), "the algorithm, as it is set, has no reference policy"
+            "learner",
+            ("reference", "reference_every", "reference_decay"),
+            "the algorithm, as it is set, has no reference policy",
         )
         if "reference" in config.offload:
             found["learner.offload"] = "the algorithm, as it is set, has no reference policy to keep on the host"

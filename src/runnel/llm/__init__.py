@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from runnel.llm.algorithms.grpo import GRPO as GRPO, GRPOConfig as GRPOConfig
     from runnel.llm.algorithms.grpo_roc import GRPORoC as GRPORoC, GRPORoCConfig as GRPORoCConfig
     from runnel.llm.algorithms.gspo import GSPO as GSPO, GSPOConfig as GSPOConfig
+    from runnel.llm.algorithms.kto import KTO as KTO, KTOConfig as KTOConfig
     from runnel.llm.algorithms.loop import LOOP as LOOP, LOOPConfig as LOOPConfig
     from runnel.llm.algorithms.opmd import OPMD as OPMD, OPMDConfig as OPMDConfig
     from runnel.llm.algorithms.oreal import OREAL as OREAL, OREALConfig as OREALConfig
@@ -56,7 +57,11 @@ if TYPE_CHECKING:
         ReinforcePlusPlus as ReinforcePlusPlus,
         ReinforcePPConfig as ReinforcePPConfig,
     )
-    from runnel.llm.algorithms.reward_model import RewardModelling as RewardModelling
+    from runnel.llm.algorithms.reward_model import (
+        RewardModelConfig as RewardModelConfig,
+        RewardModelling as RewardModelling,
+        ScoreRegression as ScoreRegression,
+    )
     from runnel.llm.algorithms.sft import SupervisedFineTuning as SupervisedFineTuning
     from runnel.llm.algorithms.rl_plus import RLPlus as RLPlus, RLPlusConfig as RLPlusConfig
     from runnel.llm.algorithms.spa import SPA as SPA, SPAConfig as SPAConfig
@@ -71,7 +76,7 @@ if TYPE_CHECKING:
     from runnel.llm.model.causal_lm import ModelConfig as ModelConfig
     from runnel.llm.policy import ChatPolicy as ChatPolicy
     from runnel.llm.rewards.components import RewardComponent as RewardComponent
-    from runnel.llm.sampling.pairs import PairWriter as PairWriter
+    from runnel.llm.sampling.pairs import PairWriter as PairWriter, parsed_order as parsed_order
     from runnel.llm.tasks import (
         DataConfig as DataConfig,
         DifficultyConfig as DifficultyConfig,

@@ -1,5 +1,5 @@
-"""A reward model at work: an inferencer that scores rows, its evaluation on unseen pairs, and what `load` gives back for
-one."""
+"""A reward model at work: an inferencer that scores rows, its evaluation on unseen pairs or answers, and what `load` gives
+back for one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from runnel.llm.model.attention import PackedRows
 from runnel.llm.model.causal_lm import ScalarModel, num_positions
 from runnel.llm.model.token_model import TokenModel
 from runnel.llm.sampling.pairs import pair_rows
-from runnel.llm.tasks.preferences import Pair
+from runnel.llm.sampling.rated import rated_row
+from runnel.llm.tasks.preferences import Pair, Rated
 from runnel.llm.tokenize import Tokenizer, messages_of
 
 if TYPE_CHECKING:
@@ -54,25 +55,48 @@ class PairEvaluation:
         self._pairs, self._tokenizer = list(pairs), tokenizer
 
     def run(self, clients: Clients, *, round_index: int, progress: Progress | None = None) -> EvalResult:
-        client, tickets = clients[POLICY], list[int]()
-        for pair in self._pairs:
-            rows = [Batch(tokens=torch.tensor([*p, *a])) for p, a in pair_rows(pair, self._tokenizer)]
-            tickets += [client.submit(row) for row in rows]
-        scores: list[float] = []
-        while len(scores) < len(tickets):
-            reply = client.ready(tickets[len(scores)])
-            if reply is None:
-                client.poll()
-                continue
-            scores.append(float(reply.rows["score"]))
-            if progress is not None:
-                progress(len(scores) // 2, len(self._pairs))
+        rows = [row for pair in self._pairs for row in pair_rows(pair, self._tokenizer)]
+        scores = _scored(clients, rows, each=2, progress=progress)
         margins = [chosen - rejected for chosen, rejected in zip(scores[::2], scores[1::2], strict=True)]
         samples = [{"prompt": str(p.prompt), "chosen": p.chosen, "rejected": p.rejected} for p in self._pairs[:8]]
         return EvalResult([float(m > 0) for m in margins], {"margin": margins}, samples)
 
     def close(self) -> None:
         """Does nothing: there is nothing to release."""
+
+
+class ScoreEvaluation:
+    """How close a reward model comes to scores of answers that it never saw: minus the squared error (core `Evaluation`)."""
+
+    def __init__(self, some: Sequence[Rated], tokenizer: Tokenizer) -> None:
+        self._some, self._tokenizer = list(some), tokenizer
+
+    def run(self, clients: Clients, *, round_index: int, progress: Progress | None = None) -> EvalResult:
+        scores = _scored(clients, [rated_row(one, self._tokenizer) for one in self._some], each=1, progress=progress)
+        errors = [score - one.rating for score, one in zip(scores, self._some, strict=True)]
+        samples = [{"prompt": str(one.prompt), "answer": one.answer, "score": one.rating} for one in self._some[:8]]
+        return EvalResult([-(e**2) for e in errors], {"error": errors}, samples)
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to release."""
+
+
+def _scored(
+    clients: Clients, rows: Sequence[tuple[list[int], list[int]]], *, each: int, progress: Progress | None
+) -> list[float]:
+    """The scores of rows, as prompts and answers; `progress` is told how often `each` of them are there."""
+    client = clients[POLICY]
+    tickets = [client.submit(Batch(tokens=torch.tensor([*prompt, *answer]))) for prompt, answer in rows]
+    scores: list[float] = []
+    while len(scores) < len(tickets):
+        reply = client.ready(tickets[len(scores)])
+        if reply is None:
+            client.poll()
+            continue
+        scores.append(float(reply.rows["score"]))
+        if progress is not None:
+            progress(len(scores) // each, len(tickets) // each)
+    return scores
 
 
 class ScoringPolicy:

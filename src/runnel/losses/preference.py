@@ -1,4 +1,4 @@
-"""Losses on pairs of answers, one of which is preferred.
+"""Losses on pairs of answers, one of which is preferred, and on single answers that are good or bad.
 
 The rows of a pair (`unit`) are never separated, so any split of a batch between pairs gives the same sum.
 """
@@ -127,16 +127,77 @@ def rank_loss(logprob: Tensor, sign: Tensor, *, weight: Tensor, unit: Tensor, nu
     return Loss(torch.relu(-margin).sum() / denominator, _pair_metrics(margin.detach(), denominator))
 
 
-def bradley_terry_loss(score: Tensor, sign: Tensor, *, unit: Tensor, num_units: int, denominator: float) -> Loss:
-    """A reward model from comparisons (Bradley and Terry 1952; Ouyang et al. 2022, arXiv:2203.02155, eq. 1). `[M] x 3 -> []`
+def kto_loss(
+    logprob: Tensor,
+    reference_logprob: Tensor,
+    sign: Tensor,
+    point: Tensor,
+    *,
+    weight: Tensor,
+    unit: Tensor,
+    num_units: int,
+    beta: float,
+    good_weight: float,
+    bad_weight: float,
+    denominator: float,
+) -> Loss:
+    """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv:2402.01306, eq. 8). `[M] x 6 -> []`
 
-        L = -1/P sum_p log sigmoid(score(chosen_p) - score(rejected_p))
+        r_u = sum over the answer's tokens of (logprob - reference_logprob)
+        L   = 1/U sum_u lambda_u [1 - sigmoid(s_u beta (r_u - z0))]
 
-    There is one score a row; `sign` is 1 for the chosen and -1 for the rejected one of pair `unit`.
+    `sign` s is 1 for a good answer, with `good_weight` as its lambda, and -1 for a bad one, with `bad_weight`. `point` is z0,
+    the same at every token, without a gradient. `weight` is 1 / (number of tokens of the answer).
     """
-    same_shape("bradley_terry_loss", score=score, sign=sign, unit=unit)
-    margin = row_sum(sign * score, unit, num_units)
-    return Loss(-F.logsigmoid(margin).sum() / denominator, _pair_metrics(margin.detach(), denominator))
+    same_shape(
+        "kto_loss",
+        logprob=logprob,
+        reference_logprob=reference_logprob,
+        sign=sign,
+        point=point,
+        weight=weight,
+        unit=unit,
+    )
+    # z0 is shared out over the answer's tokens, so that one sum makes the margin of an answer
+    margin = beta * row_sum(sign * (logprob - reference_logprob - weight * point.detach()), unit, num_units)
+    share = row_sum(torch.where(sign > 0, good_weight * weight, bad_weight * weight), unit, num_units)
+    return Loss((share * torch.sigmoid(-margin)).sum() / denominator, _pair_metrics(margin.detach(), denominator))
+
+
+def bradley_terry_loss(
+    score: Tensor,
+    sign: Tensor,
+    *,
+    unit: Tensor,
+    num_units: int,
+    denominator: float,
+    margin: Tensor | None = None,
+    weight: Tensor | None = None,
+) -> Loss:
+    """A reward model from comparisons (Bradley and Terry 1952; Ouyang et al. 2022, arXiv:2203.02155, eq. 1). `[M] x 5 -> []`
+
+        L = -1/P sum_p w_p log sigmoid(score(chosen_p) - score(rejected_p) - m_p)
+
+    There is one score a row; `sign` is 1 for the chosen and -1 for the rejected one of pair `unit`. `margin` m says by how much
+    the chosen one shall be ahead (Touvron et al. 2023, arXiv:2307.09288, eq. 2), `weight` w how much the pair counts (the
+    scaled loss of Wang et al. 2024, arXiv:2410.01257); each is the sum over the pair's rows. Without them m is 0 and w is 1.
+    """
+    same_shape("bradley_terry_loss", score=score, sign=sign, unit=unit, margin=margin, weight=weight)
+    ahead = row_sum(sign * score, unit, num_units)
+    value = -F.logsigmoid(ahead if margin is None else ahead - row_sum(margin, unit, num_units))
+    if weight is not None:
+        value = value * row_sum(weight, unit, num_units)
+    return Loss(value.sum() / denominator, _pair_metrics(ahead.detach(), denominator))
+
+
+def score_regression_loss(score: Tensor, target: Tensor, *, denominator: float) -> Loss:
+    """A reward model from scores (Wang et al. 2024, arXiv:2410.01257, sec. 3). `[M] x 2 -> []`
+
+    L = 1/R sum_r (score_r - target_r)^2
+    """
+    same_shape("score_regression_loss", score=score, target=target)
+    value = ((score - target) ** 2).sum() / denominator
+    return Loss(value, {"preference/error": value.detach()})
 
 
 def _pair_metrics(margin: Tensor, denominator: float) -> dict[str, Tensor]:

@@ -6,6 +6,8 @@ each row the number of its group (the samples of one prompt). Rows and groups ma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -183,6 +185,23 @@ def kept_of_group(rewards: Tensor, group: Tensor, how: str) -> Tensor:
     if how == "best_worst":
         kept[best_and_worst(rewards, group)[1]] = True
     return kept
+
+
+def compared_in_order(channels: Tensor, margins: Sequence[float]) -> Tensor:
+    """Which of each two rows is better: 1 the first one, -1 the second, 0 neither. `[K, R] -> [R, R]`
+
+    The first channel in which they differ by more than its margin decides: the decision tree of HERON (Bukharin et al. 2023,
+    arXiv:2309.02632, sec. 3). A channel that is NaN for one of them says nothing.
+
+    >>> rewards = torch.tensor([[1.0, 1.0, 0.0], [0.2, 0.9, 5.0]])  # right or wrong, then style
+    >>> compared_in_order(rewards, [0.0, 0.5])[0].tolist()
+    [0.0, -1.0, 1.0]
+    """
+    out = torch.zeros(channels.shape[1], channels.shape[1], dtype=channels.dtype, device=channels.device)
+    for values, margin in zip(channels, margins, strict=True):
+        gap = (values[:, None] - values[None, :]).nan_to_num(0.0)
+        out = torch.where(out == 0, torch.sign(gap) * (gap.abs() > margin), out)
+    return out
 
 
 def best_and_worst(rewards: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,10 +16,15 @@ import runnel as rl
 class Config(rl.PromptConfig):
     """Trains nothing: the learner of this recipe only writes pairs (llm/sampling/pairs.py)."""
 
-    on_resume: ClassVar[rl.core.OnResume] = rl.core.stays("pairs_out", why="the first pairs are there")
+    on_resume: ClassVar[rl.core.OnResume] = rl.core.stays("pairs_out", why="the first pairs are there") | rl.core.may_change(
+        "order", then="counts from the next batch on"
+    )
 
     pairs_out: str = ""
     """File to write. Empty: pairs.jsonl in `out`."""
+    order: tuple[str, ...] = ()
+    """Reward channels by their importance, as NAME or NAME=MARGIN: the first in which two completions differ by more than its
+    margin says which is better (HERON). Empty: their weighted sum says it."""
     num_prompts: int = 32
     """Prompts in a batch."""
     total_updates: int | None = 10
@@ -44,4 +49,11 @@ class Config(rl.PromptConfig):
 def build(c: Config) -> rl.Experiment:
     """The graph of training, with another learner."""
     path = c.pairs_out or Path(c.out) / "pairs.jsonl"
-    return rl.prompt_graph(c, learner=lambda task: rl.llm.PairWriter(path, task.model(), task.tokenizer, task=task.task))
+
+    def order(task: rl.PromptTask) -> dict[str, float]:
+        return rl.llm.parsed_order(c.order, task.task.channels)
+
+    def learner(task: rl.PromptTask) -> rl.Learner:
+        return rl.llm.PairWriter(path, task.model(), task.tokenizer, task=task.task, order=order(task))
+
+    return rl.prompt_graph(c, learner=learner, check=order)

@@ -17,7 +17,7 @@ class Config(rl.RunConfig):
 
     on_resume: ClassVar[rl.core.OnResume] = (
         rl.core.may_change("max_tokens", then="counts from the next evaluation on")
-        | rl.core.stays("task", why="a run is of one task")
+        | rl.core.stays("task", "token_weights", why="a run is of one task")
         | rl.core.stays("model", why="what was learned is of that network")
         | rl.core.stays("demo_rows", why="segments of that size are on their way")
     )
@@ -28,6 +28,8 @@ class Config(rl.RunConfig):
     """Folder of a Hugging Face model and its tokenizer. Empty: a new, small model of the sizes in `lm`."""
     demo_rows: int = rl.core.bounded(128, at_least=1)
     """Demonstrations in a batch."""
+    token_weights: str = ""
+    """Column of the examples that says how much parts of an answer count: a list of [text, weight]. Other tokens count 1."""
     max_tokens: int = rl.core.bounded(0, at_least=0)
     """Longest completion in an evaluation, in tokens; 0: the limit of the task."""
     total_updates: int | None = 200
@@ -47,6 +49,7 @@ class Config(rl.RunConfig):
 def build(c: Config) -> rl.Experiment:
     """One actor reads demonstrations; each update trains on one segment of them."""
     task = rl.PromptTask(c.task, c, model=c.model, lm=c.lm, max_tokens=c.max_tokens, data=c.data, lora=c.learner.lora)
+    told = task.weigh_demos(c.token_weights) if c.token_weights else []
     policy = c.lag_rule(1)
 
     def learner(ranks: rl.Collective) -> rl.Learner:
@@ -63,6 +66,6 @@ def build(c: Config) -> rl.Experiment:
         evaluation=task.evaluation(),
         policy=task.policy,
         export=task.export,
-        look=task.check_demos,
+        look=lambda: [*told, *task.check_demos()],
         disk=lambda: task.disk(c.learner),
     )

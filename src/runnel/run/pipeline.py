@@ -64,7 +64,7 @@ def learner_settings(
     found: State = to_data(config)
     without = ["sft_lr"] + ([] if rollouts else ["temperature", "max_mismatch"]) + ([] if critic else ["critic_lr"])
     if not reference:
-        without += ["reference_every", "reference_decay"]
+        without += ["reference", "reference_every", "reference_decay"]
         found["offload"] = [part for part in found["offload"] if part != "reference"]
     return {name: value for name, value in found.items() if name not in without}
 

@@ -23,6 +23,7 @@ from runnel.core.resolve import called, load_module
 from runnel.envs.curricula.config import CurriculumConfig
 from runnel.graphs.experiment import Experiment
 from runnel.graphs.run_config import RunConfig, one_budget
+from runnel.llm.learning.learner import TokenLearnerConfig
 from runnel.llm.tasks.config import DataConfig
 from runnel.run.names import RECIPES
 from runnel.run.zoo import without_unused, zoo_settings
@@ -68,7 +69,7 @@ def find_module(name: str, known: Mapping[str, str], *, field: str, parts: Colle
     return module
 
 
-_FILES = ("data", "pairs")
+_FILES = ("data", "pairs", "rated")
 """Settings that are always a file or a folder, and never a name of ours."""
 
 
@@ -91,7 +92,7 @@ def absolute_paths(config: RunConfig) -> RunConfig:
             and Path(value).exists()
         ):
             changes[f.name] = str(Path(value).resolve())
-        elif isinstance(value, DataConfig | CurriculumConfig):
+        elif isinstance(value, DataConfig | CurriculumConfig | TokenLearnerConfig):
             changes[f.name] = value.absolute()
     return replace(config, **changes)
 

@@ -91,6 +91,7 @@ SPACES: dict[str, dict[str, str]] = {
     "cpo": {"learner.lr": LM_RATE, "cpo.beta": "log(0.01, 1)"},
     "orpo": {"learner.lr": LM_RATE, "orpo.odds_coef": "log(0.03, 1)"},
     "rrhf": {"learner.lr": LM_RATE, "rrhf.chosen_coef": "{0.1, 0.3, 1.0}"},
+    "kto": {"learner.lr": LM_RATE, "kto.beta": "log(0.01, 1)"},
     "rebel": {"learner.lr": LM_RATE, "rebel.eta": "log(0.1, 10)"},
     "inpo": {"learner.lr": LM_RATE, "inpo.eta": "log(0.02, 1)"},
     "sft": {"learner.lr": LM_RATE},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from runnel.core.records import Header, Segment, trim
-from runnel.llm.sampling.groups import demo_stream, pair_stream, rollout_stream, write_row
+from runnel.llm.sampling.groups import demo_stream, pair_stream, rated_stream, rollout_stream, write_row
 
 VOCAB = 20
 
@@ -40,10 +40,29 @@ def demos(rng, rows):
     return _filled(spec, [(words(rng), words(rng)) for _ in range(rows)])
 
 
-def pairs(rng, num):
-    spec = pair_stream(num_pairs=num, max_length=12)
+def pairs(rng, num, strong=False):
+    """With `strong`, pairs have margins and weights."""
+    spec = pair_stream(num_pairs=num, max_length=12, strengths=("margin", "weight") if strong else ())
     prompts = [words(rng) for _ in range(num)]
-    return _filled(spec, [(prompt, words(rng)) for prompt in prompts for _ in range(2)])
+    out = _filled(spec, [(prompt, words(rng)) for prompt in prompts for _ in range(2)])
+    if strong:
+        out.arrays |= {
+            name: torch.tensor(rng.uniform(0.0, 2.0, num)).float().repeat_interleave(2) for name in ("margin", "weight")
+        }
+    return out
+
+
+def rated(rng, num, ratings=None, mismatched=True):
+    """Answers with a rating (good and bad in turn), each before a row with its prompt and the next answer."""
+    spec = rated_stream(num_rows=num, max_length=12, mismatched=mismatched)
+    made = [(words(rng), words(rng)) for _ in range(num)]
+    rows = [(prompt, answer) for i, (prompt, own) in enumerate(made) for answer in (own, made[(i + 1) % num][1])]
+    out = _filled(spec, rows if mismatched else made)
+    values = torch.tensor([float(i % 2) for i in range(num)] if ratings is None else ratings)
+    out.arrays["rating"] = values.repeat_interleave(2) if mismatched else values
+    if mismatched:
+        out.arrays["mismatched"] = torch.arange(2 * num) % 2 == 1
+    return out
 
 
 def _filled(spec, rows):

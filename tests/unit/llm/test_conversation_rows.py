@@ -7,7 +7,7 @@ import pytest
 import torch
 from made_tokens import VOCAB, group, talk
 from test_group_recording import Letters
-from test_token_algorithms import ALGORITHMS, ON_PAIRS
+from test_token_algorithms import ALGORITHMS, ON_PAIRS, ON_RATED
 
 from runnel.core.contracts.learning import SingleProcess
 from runnel.core.errors import DataError
@@ -26,7 +26,7 @@ from runnel.llm.tasks import Example, TextTask
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
 REWARDS = ([1.0, 0.0, 0.5], [0.0, 3.0, 0.0])
-ON_ROLLOUTS = [name for name in ALGORITHMS if name not in (*ON_PAIRS, "sft")]
+ON_ROLLOUTS = [name for name in ALGORITHMS if name not in (*ON_PAIRS, *ON_RATED, "sft")]
 
 
 @pytest.fixture(autouse=True)

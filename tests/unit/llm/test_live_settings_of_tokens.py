@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_tokens import VOCAB, group, pairs
+from made_tokens import VOCAB, group, pairs, rated
 
 from runnel.core.contracts.learning import HasLiveSettings
 from runnel.core.errors import ConfigError
@@ -22,6 +22,7 @@ from runnel.llm.algorithms.dapo import DAPO, DAPOConfig
 from runnel.llm.algorithms.decoupled import DecoupledConfig, DecoupledPPO
 from runnel.llm.algorithms.dpo import DPO, DPOConfig
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
+from runnel.llm.algorithms.kto import KTO, KTOConfig
 from runnel.llm.algorithms.opmd import OPMD, OPMDConfig
 from runnel.llm.algorithms.oreal import OREAL, OREALConfig
 from runnel.llm.algorithms.p3o import P3O, P3OConfig
@@ -49,6 +50,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "reinforce": (Reinforce, ReinforceConfig(**KL)),
     "ppo": (TokenPPO, TokenPPOConfig(**KL, value_clip=None)),
     "dpo": (DPO, DPOConfig()),
+    "kto": (KTO, KTOConfig()),
     "reinforce_plus_plus": (ReinforcePlusPlus, ReinforcePPConfig(max_advantage=2.0, max_log_ratio=1.0)),
     "cispo": (CISPO, CISPOConfig(**KL, min_ratio=0.1)),
     "topr": (TOPR, TOPRConfig(**KL)),
@@ -63,6 +65,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "rl_plus": (RLPlus, RLPlusConfig()),
     "ppo_max": (PPOMax, PPOMaxConfig(reward_clip=1.0, advantage_clip=1.0, value_clip=None)),
 }
+GIVEN = {"dpo": "pairs", "kto": "rated"}
+"""Readers of algorithms on given answers."""
 OWN = {"lr": 1e-3, "max_grad_norm": 1e-3, "critic_lr": 1e-3}
 VALUES = {
     "clip_low": 1e-6,
@@ -103,9 +107,9 @@ MOVED += [("grpo", "lr"), ("grpo", "max_grad_norm"), ("ppo", "critic_lr")]
 def learner_of(name: str, config: Any, **changes: Any) -> TokenLearner:
     kind, _ = CASES[name]
     more = {"vocab_size": VOCAB} if kind is RLPlus else {}
-    algorithm = kind(config) if kind is DPO else kind(config, **BOTH, **more)
+    algorithm = kind(config) if name in GIVEN else kind(config, **BOTH, **more)
     own = dataclasses.replace(TokenLearnerConfig(lr=1e-2, max_mismatch=1e9, warmup_updates=1, num_epochs=3), **changes)
-    return TokenLearner(own, build_model(SIZES, VOCAB, seed=0), algorithms={"pairs" if kind is DPO else "rollouts": algorithm})
+    return TokenLearner(own, build_model(SIZES, VOCAB, seed=0), algorithms={GIVEN.get(name, "rollouts"): algorithm})
 
 
 def trained(learner: TokenLearner, name: str, first: int, last: int) -> list[dict[str, float]]:
@@ -113,8 +117,10 @@ def trained(learner: TokenLearner, name: str, first: int, last: int) -> list[dic
     for seed in range(first, last):
         rng = np.random.default_rng(seed)
         first = {"demo_first": name == "rl_plus"}
-        groups = [group(rng, rewards, **first) for rewards in ([1.0, 0.0, 0.3], [0.0, 1.0])]
-        made = {"pairs": [pairs(rng, 3)]} if name == "dpo" else {"rollouts": groups}
+        if name in GIVEN:
+            made = {"pairs": [pairs(rng, 3)]} if name == "dpo" else {"rated": [rated(rng, 3)]}
+        else:
+            made = {"rollouts": [group(rng, rewards, **first) for rewards in ([1.0, 0.0, 0.3], [0.0, 1.0])]}
         found.append(learner.update(learner.prepare(made, progress=0.0)).metrics)
     return found
 

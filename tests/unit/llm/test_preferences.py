@@ -21,11 +21,12 @@ from runnel.core.records import Batch
 from runnel.graphs.run_config import EvalConfig
 from runnel.llm.model.causal_lm import ModelConfig, ScalarModel, build_model, model_params
 from runnel.llm.sampling.groups import pair_stream
-from runnel.llm.sampling.pairs import PairSampler, PairWriter, fitting, pair_rows
+from runnel.llm.sampling.pairs import PairSampler, PairWriter, fitting, pair_rows, parsed_order
 from runnel.llm.scoring import ScoreEngine, ScoringPolicy
 from runnel.llm.tasks import Example, TextTask, make_reverse
 from runnel.llm.tasks.preferences import Pair, append_pairs, read_pairs, split_pairs
 from runnel.llm.tokenize import CharTokenizer
+from runnel.ops.credit import compared_in_order
 
 SIZES = ModelConfig(layers=1, width=16, heads=2, kv_heads=1, inner=32, max_positions=64)
 TOKENIZER = CharTokenizer()
@@ -212,6 +213,79 @@ def test_the_writer_keeps_the_best_and_the_worst(tmp_path):
     segments[0].header.task_id = 1  # the place of an example: how releases before this one numbered them
     with pytest.raises(DataError, match="no train example with the id 1"):
         writer.update(writer.prepare({"rollouts": segments}, progress=0.0))
+
+
+def by_hand(first, second, margins):
+    """HERON's tree, one factor after another."""
+    for x, y, margin in zip(first, second, margins, strict=True):
+        if not (np.isnan(x) or np.isnan(y)) and abs(x - y) > margin:
+            return 1.0 if x > y else -1.0
+    return 0.0
+
+
+def test_the_first_channel_that_differs_enough_decides():
+    rng = np.random.default_rng(0)
+    rewards, margins = rng.integers(0, 4, (3, 12)) / 2.0, [1.0, 0.5, 0.0]
+    rewards[0, 3] = rewards[1, 5] = np.nan
+    found = compared_in_order(torch.from_numpy(rewards), margins)
+    expected = [[by_hand(rewards[:, i], rewards[:, j], margins) for j in range(12)] for i in range(12)]
+    assert found.tolist() == expected
+    assert {-1.0, 0.0, 1.0} == set(found.flatten().tolist())
+
+
+def ordered_pairs(tmp_path, rewards, order):
+    """Which rows of one group a writer with an order of two channels makes a pair of: chosen and rejected, if any."""
+    segment = group(np.random.default_rng(0), [0.0] * len(rewards), channels=("right", "short"))
+    for i, channel in enumerate(("right", "short")):
+        segment.arrays[f"rewards/{channel}"][:] = torch.tensor([row[i] for row in rewards])
+    task = TextTask("t", [Example("first")], [Example("last")], lambda p, c: [0.0], ("right", "short"), (1.0, 5.0))
+    writer = PairWriter(
+        tmp_path / "p.jsonl", build_model(SIZES, TOKENIZER.vocab_size, seed=0), TOKENIZER, task=task, order=order
+    )
+    best, worst = writer._in_order(writer.prepare({"rollouts": [segment, segment]}, progress=0.0))
+    n = len(rewards)
+    pairs = list(zip(best.tolist(), worst.tolist(), strict=True))
+    assert [(b + n, w + n) for b, w in pairs[: len(pairs) // 2]] == pairs[len(pairs) // 2 :], "groups do not mix"
+    return pairs[: len(pairs) // 2]
+
+
+def test_pairs_by_the_order_of_channels(tmp_path):
+    rewards = [[1.0, 0.0], [1.0, 0.4], [0.0, 9.0]]
+    assert ordered_pairs(tmp_path, rewards, {"right": 0.0, "short": 0.0}) == [(1, 2)]
+    assert ordered_pairs(tmp_path, rewards, {"short": 0.0, "right": 0.0}) == [(2, 0)]
+    assert ordered_pairs(tmp_path, rewards, {"right": 2.0}) == []
+    # 0 > 1 and 1 > 2 by the second channel, 2 > 0 by the first, whose other differences are too small to count
+    circle = [[0.0, 2.0], [0.5, 1.0], [1.0, 0.0]]
+    assert ordered_pairs(tmp_path, circle, {"right": 0.5, "short": 0.0}) == []
+    # the one that wins most often loses against the one that loses most often, and against no other
+    upset = [[0.0, 4.0], [0.5, 3.0], [1.0, 1.0], [0.5, 2.0]]
+    assert ordered_pairs(tmp_path, upset, {"right": 0.5, "short": 0.0}) == []
+    assert ordered_pairs(tmp_path, upset, {"short": 0.0}) == [(0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        (["right", "wrong"], "there is no reward channel 'wrong'; the task has right, short"),
+        (["right", "right=1"], "'right' is there twice"),
+        (["right=much"], "write NAME or NAME=MARGIN"),
+        (["right=-1"], "with a margin of at least 0"),
+        (["right=nan"], "with a margin of at least 0"),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused(order, says):
+    with pytest.raises(ConfigError, match=says) as found:
+        parsed_order(order, ("right", "short"))
+    assert found.value.field == "order"
+
+
+def test_an_order_of_unknown_channels_is_refused_before_a_run_is_made():
+    from runnel.recipes import make_pairs
+
+    config = make_pairs.Config(order=("exact", "style=0.5"), lm=SIZES)
+    with pytest.raises(ConfigError, match="there is no reward channel 'style'; the task has exact") as found:
+        make_pairs.build(config)
+    assert found.value.field == "order"
 
 
 def test_scores_are_read_at_the_last_token_whatever_the_neighbours():

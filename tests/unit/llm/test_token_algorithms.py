@@ -11,7 +11,7 @@ import torch
 from fakes_llm import FakeClient, FakeStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_tokens import VOCAB, demos, group, pairs
+from made_tokens import VOCAB, demos, group, pairs, rated
 
 from runnel.core.contracts.learning import SingleProcess
 from runnel.core.contracts.params import ParamSet
@@ -29,6 +29,7 @@ from runnel.llm.algorithms.gigpo import GiGPO, GiGPOConfig
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.grpo_roc import GRPORoC, GRPORoCConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
+from runnel.llm.algorithms.kto import KTO, KTOConfig
 from runnel.llm.algorithms.loop import LOOP, LOOPConfig
 from runnel.llm.algorithms.opmd import OPMD, OPMDConfig
 from runnel.llm.algorithms.oreal import OREAL, OREALConfig
@@ -40,7 +41,7 @@ from runnel.llm.algorithms.raft import RAFT, RAFTConfig
 from runnel.llm.algorithms.regression import INPO, REBEL, INPOConfig, REBELConfig
 from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
 from runnel.llm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePPConfig
-from runnel.llm.algorithms.reward_model import RewardModelling
+from runnel.llm.algorithms.reward_model import RewardModelConfig, RewardModelling, ScoreRegression
 from runnel.llm.algorithms.rl_plus import RLPlus, RLPlusConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.algorithms.spa import SPA, SPAConfig
@@ -49,6 +50,7 @@ from runnel.llm.algorithms.turn_ppo import TurnPPO, TurnPPOConfig
 from runnel.llm.engines.native import NativeEngine
 from runnel.llm.engines.requests import SamplingConfig, generate, make_request
 from runnel.llm.learning.batches import join_rows
+from runnel.llm.learning.in_parts import TokenLearnerInParts
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
 from runnel.llm.model.causal_lm import ModelConfig, ScalarModel, build_model, model_params
 from runnel.llm.model.lora import LoraConfig
@@ -106,10 +108,14 @@ ALGORITHMS = {
     "cpo": lambda: CPO(CPOConfig()),
     "orpo": lambda: ORPO(ORPOConfig()),
     "rrhf": lambda: RRHF(RRHFConfig()),
+    "kto": lambda: KTO(KTOConfig(beta=0.5, good_weight=1.5)),
     "reward_model": RewardModelling,
+    "reward_model, strong": lambda: RewardModelling(RewardModelConfig(margin_coef=0.5, weighted=True)),
+    "reward_model, scores": ScoreRegression,
     "sft": SupervisedFineTuning,
 }
-ON_PAIRS = ("dpo", "dpo, noisy", "dpo, ipo", "simpo", "cpo", "orpo", "rrhf", "reward_model")
+ON_PAIRS = ("dpo", "dpo, noisy", "dpo, ipo", "simpo", "cpo", "orpo", "rrhf", "reward_model", "reward_model, strong")
+ON_RATED = ("kto", "reward_model, scores")
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +126,9 @@ def one_thread():
 def segments_of(name, rng, num):
     """`num` segments for one reader of an algorithm."""
     if name in ON_PAIRS:
-        return {"pairs": [pairs(rng, 2) for _ in range(num)]}
+        return {"pairs": [pairs(rng, 2, strong="strong" in name) for _ in range(num)]}
+    if name in ON_RATED:
+        return {"rated": [rated(rng, 3, mismatched=name == "kto") for _ in range(num)]}
     if name == "sft":
         return {"demos": [demos(rng, 3) for _ in range(num)]}
     made = [rng.integers(0, 3, size=3).astype(float) for _ in range(num)]
@@ -129,7 +137,7 @@ def segments_of(name, rng, num):
 
 def learner_of(name, segments, **changes):
     model = build_model(SIZES, VOCAB, seed=0)
-    if name == "reward_model":
+    if name.startswith("reward_model"):
         model = ScalarModel(model)
         torch.manual_seed(0)
         torch.nn.init.normal_(model.score.weight)
@@ -396,6 +404,38 @@ def test_minibatches_share_out_the_batch_and_count_their_own():
     assert seen[:3] != seen[3:]
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_unchanged_weights_are_counted(precision, in_parts):
+    """In bfloat16 a small step is rounded away in most weights; in float32 only weights without a gradient stay."""
+    segments = segments_of("reinforce", np.random.default_rng(0), 2)
+    changes = {
+        "count_unchanged": True,
+        "precision": precision,
+        "warmup_updates": 1,
+        "lr": 1e-5,
+        "num_epochs": 1 if in_parts else 2,
+    }
+    learner = learner_of("reinforce", segments, **changes)
+    if in_parts:
+        learner = TokenLearnerInParts(
+            learner.config, build_model(SIZES, VOCAB, seed=0), algorithms={"rollouts": RLOO(ReinforceConfig(), **BOTH)}
+        )
+    shares = []
+    for _ in range(2):
+        before = torch.cat([v.flatten().clone() for v in learner.params().values()])
+        if in_parts:
+            learner.add_part(segments, progress=0.0)
+            metrics = learner.finish_parts().metrics
+        else:
+            metrics = learner.update(learner.prepare(segments, progress=0.0)).metrics
+        after = torch.cat([v.flatten() for v in learner.params().values()])
+        assert metrics["weights_unchanged"] == pytest.approx(float((after == before).double().mean()))
+        shares.append(metrics["weights_unchanged"])
+    low, high = (0.5, 1.0) if precision == "bfloat16" else (0.0, 0.2)
+    assert all(low <= share < high for share in shares), shares
+
+
 def test_the_reference_may_follow():
     rng = np.random.default_rng(0)
     for decay, expected in ((0.0, 1.0), (0.75, 0.25)):
@@ -419,7 +459,7 @@ def test_the_same_gradient_on_a_cuda_device(name):
     expected = gradient_of(name, segments, precision="float32")
     (reader,) = segments
     model = build_model(SIZES, VOCAB, seed=0)
-    if name == "reward_model":
+    if name.startswith("reward_model"):
         model = ScalarModel(model)
         torch.manual_seed(0)
         torch.nn.init.normal_(model.score.weight)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from made_ranks import together
-from made_tokens import demos, pairs
+from made_tokens import demos, pairs, rated
 from test_token_algorithms import learner_of, segments_of, wake_critic
 
 from runnel.core.contracts.learning import SingleProcess
@@ -18,10 +18,12 @@ def made(name):
     rng = np.random.default_rng(5)
     if name == "dpo":
         return {"pairs": [pairs(rng, 4)]}
+    if name == "kto":
+        return {"rated": [rated(rng, 4)]}
     return {"demos": [demos(rng, 6)]} if name == "sft" else segments_of(name, rng, 4)
 
 
-@pytest.mark.parametrize("name", ["grpo", "grpo_roc", "ppo", "turn_ppo", "spa", "sft", "dpo"])
+@pytest.mark.parametrize("name", ["grpo", "grpo_roc", "ppo", "turn_ppo", "spa", "sft", "dpo", "kto"])
 def test_ranks_take_the_step_of_one(name):
     ((reader, segments),) = made(name).items()
 

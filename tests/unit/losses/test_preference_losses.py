@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runnel.losses.base import Loss
-from runnel.losses.preference import dpo_loss, odds_ratio_loss, pair_regression_loss, rank_loss, simpo_loss
+from runnel.losses.preference import dpo_loss, kto_loss, odds_ratio_loss, pair_regression_loss, rank_loss, simpo_loss
 
 LENGTHS = ((3, 1), (2, 4), (1, 1))
 """Tokens of the chosen and of the rejected answer of each pair."""
@@ -37,8 +37,13 @@ class Made:
 
     def ratio(self, pair: int) -> float:
         """The chosen answer's log-ratio to the reference less the rejected one's."""
-        chosen, rejected = (float((a - b).sum()) for a, b in zip(self.answers[pair], self.reference[pair], strict=True))
+        chosen, rejected = self.ratios(pair)
         return chosen - rejected
+
+    def ratios(self, pair: int) -> tuple[float, float]:
+        """Log-ratios of both answers to the reference."""
+        chosen, rejected = (float((a - b).sum()) for a, b in zip(self.answers[pair], self.reference[pair], strict=True))
+        return chosen, rejected
 
     def means(self, pair: int) -> tuple[float, float]:
         """Mean log-probabilities of both answers."""
@@ -49,6 +54,19 @@ class Made:
 def softplus(x: float) -> float:
     """`-log sigmoid(-x)`."""
     return float(np.logaddexp(0.0, x))
+
+
+def value(margin: float) -> float:
+    """What KTO's value function leaves of its weight."""
+    return 1.0 - 1.0 / (1.0 + float(np.exp(-margin)))
+
+
+def single_answers(logprob: Tensor) -> Loss:
+    """KTO of all answers, the chosen ones as good ones and the rejected ones as bad ones, around z0 = 0.4."""
+    unit, point = 2 * MADE.unit + (MADE.sign < 0).long(), torch.full_like(MADE.base, 0.4)
+    num, weights = 2 * len(LENGTHS), {"good_weight": 1.5, "bad_weight": 0.7}
+    given = {"weight": MADE.weight, "unit": unit, "num_units": num, "beta": 0.3, "denominator": float(num), **weights}
+    return kto_loss(logprob, MADE.base, MADE.sign, point, **given)
 
 
 def odds(mean: float) -> float:
@@ -82,6 +100,10 @@ CASES: dict[str, tuple[Callable[[Tensor], Loss], Callable[[int], float]]] = {
     "odds ratio": (
         lambda x: odds_ratio_loss(x, MADE.sign, weight=MADE.weight, **MADE.pairs),
         lambda p: softplus(-(odds(MADE.means(p)[0]) - odds(MADE.means(p)[1]))),
+    ),
+    "kto": (
+        lambda x: single_answers(x),
+        lambda p: 0.5 * (1.5 * value(0.3 * (MADE.ratios(p)[0] - 0.4)) + 0.7 * value(0.3 * (0.4 - MADE.ratios(p)[1]))),
     ),
     "rank": (
         lambda x: rank_loss(x, MADE.sign, weight=MADE.weight, **MADE.pairs),

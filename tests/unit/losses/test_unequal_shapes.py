@@ -32,7 +32,7 @@ NUMBERS: dict[str, Any] = {
     **{"beta": 0.1, "num_rows": N, "num_units": N, "version": 3, "target_entropy": -1.0, "entropy_coef": 0.0, "delta": 1.0},
     "expectile": 0.7,
     **{"max_log_ratio": None, "min_ratio": 0.0, "tau": 0.5, "vocab_size": 50, "focus": 1.0},
-    **{"mean": True, "form": "sigmoid", "smoothing": 0.1, "scale": 1.0, "gap": 0.5},
+    **{"mean": True, "form": "sigmoid", "smoothing": 0.1, "scale": 1.0, "gap": 0.5, "good_weight": 1.0, "bad_weight": 0.5},
 }
 SPECIAL: dict[str, dict[str, Tensor]] = {
     "ensemble_td_loss": {"q": torch.rand(S, N)},

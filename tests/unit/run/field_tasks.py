@@ -185,19 +185,28 @@ def folder() -> Path:
 
 @functools.cache
 def rows_file(name: str = "rows", first: int = 0) -> str:
-    """Prompts of several lengths, with two columns for each purpose."""
+    """Prompts of several lengths, with two columns for each purpose, and weights of parts of the answers."""
     texts = ["ab" * (1 + i % 4) + str(i) for i in range(first, first + 60)]
-    rows = [{"prompt": t, "question": t + "?", "answer": t[2:], "solution": t[1:]} for t in texts]
+    rows = [{"prompt": t, "question": t + "?", "answer": t[2:], "solution": t[1:], "parts": [[t[2], 3.0]]} for t in texts]
     return _written(f"{name}.jsonl", rows)
 
 
 @functools.cache
 def pairs_file() -> str:
-    """Pairs of answers."""
-    return _written("pairs.jsonl", [{"prompt": c, "chosen": c.upper(), "rejected": "?"} for c in "klmnopqrstuv"])
+    """Pairs of answers, of different strengths."""
+    some = enumerate("klmnopqrstuv")
+    rows = [{"prompt": c, "chosen": c.upper(), "rejected": "?", "margin": i / 4, "weight": 1 + i % 3} for i, c in some]
+    return _written("pairs.jsonl", rows)
 
 
-def _written(name: str, rows: Sequence[dict[str, str]]) -> str:
+@functools.cache
+def rated_file() -> str:
+    """Single answers, good and bad in turn, with a score."""
+    some = enumerate("klmnopqr")
+    return _written("rated.jsonl", [{"prompt": c, "completion": c.upper(), "label": i % 2, "score": i / 2} for i, c in some])
+
+
+def _written(name: str, rows: Sequence[dict[str, Any]]) -> str:
     path = folder() / name
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from field_runs import Try, changed, check_field, check_shown, fields_of, names_of, outcome
-from field_tasks import folder, model_folder, pairs_file, rows_file
+from field_tasks import folder, model_folder, pairs_file, rated_file, rows_file
 from test_fields_of_environments import ELSEWHERE as ON_ENVIRONMENTS
 from test_fields_of_environments import IN_FOLDERS
 
@@ -54,7 +54,7 @@ PAIRED = ("dpo", "rebel", "inpo")
 """Groups of settings of recipes on rollouts that learn from pairs: they are no `PolicyConfig`."""
 BASE: dict[str, dict[str, Any]] = {
     "sft": {**TEXT, "demo_rows": 4},
-    **{name: {**TEXT, "num_pairs": 2} for name in ("dpo", *REFERENCE_FREE)},
+    **{name: {**TEXT, "num_pairs": 2} for name in ("dpo", "kto", *REFERENCE_FREE)},
     "reward_model": {**TEXT, "num_pairs": 2},
     "make_pairs": {**{k: v for k, v in ROLLOUTS.items() if "learner." not in k}, "pairs_out": str(folder() / "p.jsonl")},
     **dict.fromkeys(GROUPS, ROLLOUTS),
@@ -116,6 +116,7 @@ TRIES: dict[str, Try] = {
     "model": Try(model_folder(), USUAL_SIZES, seen="wired"),
     "reward_model": Try(model_folder(scores=True)),
     "pairs": Try(pairs_file()),
+    "rated": Try(rated_file()),
     "max_refills": Try(seen="wired"),
     "reset_share": Try(1.0),
     "max_tokens": Try(2),
@@ -151,6 +152,7 @@ TRIES: dict[str, Try] = {
     "learner.sft_lr": Try(given=WARM),
     "learner.micro_batch_tokens": Try(4),
     "learner.recompute": Try(seen="wired"),
+    "learner.reference": Try((model_folder(),)),
     "learner.lora.alpha": Try(given={"learner.lora.rank": 2}),
     "learner.lora.targets": Try(("q_proj",), {"learner.lora.rank": 2}),
     "learner.max_grad_norm": Try(1e-6),
@@ -212,15 +214,20 @@ UNUSED_HERE = {
     "placement.max_policy_workers": Try(2),
 }
 OF: dict[str, dict[str, Try]] = {
-    "sft": DATA_ONLY | UNUSED_HERE | {"placement.groups": Try(("demos-* trainer",), LOCAL, seen="placed")},
+    "sft": DATA_ONLY
+    | UNUSED_HERE
+    | {"token_weights": Try("parts", FILE)}
+    | {"placement.groups": Try(("demos-* trainer",), LOCAL, seen="placed")},
     "dpo": DATA_ONLY | UNUSED_HERE | {"placement.groups": Try(("pairs-* trainer",), LOCAL, seen="placed")},
     "make_pairs": {
         "learner.offload": Try(("optimiser",)),
+        "learner.reference": Try((model_folder(),)),
         "learner.lora.targets": Try(("q_proj",)),
         "learner.lora.alpha": Try(),
         "learner.sft_lr": Try(),
         "demo_rows": Try(),
         "min_p": Try(0.99),
+        "order": Try(("reward=0.9",)),
     },
 }
 SCORED = {
@@ -235,6 +242,8 @@ OF["reward_model"] = (
         "eval.temperature": Try(0.5),
         "eval.pass_k": Try((2,)),
         "eval.pass_reward": Try(0.5),
+        "reward_model.margin_coef": Try(1.0, {"pairs": pairs_file()}),
+        "reward_model.weighted": Try(given={"pairs": pairs_file()}),
         "data.reward": Try(("math",), {"task": rows_file()}),  # answers have the form in which a reward looks for them
         "data.options": Try(("exact.extract=boxed",), {"task": rows_file()}),
         "data.extract": Try("boxed", {"task": rows_file()}),
@@ -257,6 +266,7 @@ for recipe, group in GROUPS.items():
         f"{group}.entropy_step": Try(1e-3, HELD | {f"{group}.entropy_target": 100.0}),
         f"{group}.max_entropy_coef": Try(1e-5, HELD | {f"{group}.entropy_target": 100.0}),
         "learner.reference_every": Try(1, kl | {"total_updates": 3}),
+        "learner.reference": Try((model_folder(),), kl),
         # REBEL compares with what was recorded: it has no reference
         "learner.reference_decay": Try(given={**kl, **({} if group == "rebel" else REFRESHED)}),
         "placement.reference_workers": Try(given=kl, seen="placed"),
@@ -284,7 +294,7 @@ def is_shown(recipe: str, name: str) -> bool:
         return not (name == PROMISE and recipe != "grpo")
     if recipe == "make_pairs":
         return name not in OF_ROLLOUTS and name != "pairs_out"
-    return name in BY_NEEDS or name.startswith(f"{GROUPS.get(recipe, recipe)}.")
+    return name in (*BY_NEEDS, "rated") or name.startswith(f"{GROUPS.get(recipe, recipe)}.")
 
 
 CASES = [

@@ -60,7 +60,7 @@ def test_a_file_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("recipe", "field"),
-    [("ppo", "curriculum.states"), ("rlpd", "data"), ("bc", "data"), ("dpo", "pairs")],
+    [("ppo", "curriculum.states"), ("rlpd", "data"), ("bc", "data"), ("dpo", "pairs"), ("kto", "rated")],
 )
 def test_a_run_knows_its_files_from_any_folder(
     recipe: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

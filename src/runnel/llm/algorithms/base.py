@@ -93,7 +93,7 @@ class Algorithm(Protocol):
 
     `needs` names per-token fields that the learner computes first, without gradients: `reference_logprob`, `proximal_logprob`
     (of the weights at the start of the update), `external_logprob` (of the same, for tokens that no policy made), `value` (of
-    the critic).
+    the critic); and of rows that say which are `mismatched`, `mismatched_logprob` (as `proximal_logprob`, of these rows alone).
     """
 
     @property

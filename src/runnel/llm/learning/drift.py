@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -118,6 +119,20 @@ def version_stats(batch: Batch, version: int) -> Metrics:
     for name, part in ages.items():
         out |= {f"staleness/{name}": float(part.double().mean()), f"staleness/{name}_max": float(part.max())}
     return out
+
+
+class Unchanged:
+    """Weights before an update, to count those that it left exactly as they were: the sparsity of Mukherjee et al. 2025
+    (arXiv:2505.11711), of one update, and without a tolerance."""
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        self._before = {name: value.clone() for name, value in params.items()}
+
+    def share(self, params: Mapping[str, Tensor]) -> float:
+        """The share of weights that are as before."""
+        same = torch.stack([(params[name] == value).sum() for name, value in self._before.items()]).sum()
+        total: int = sum(value.numel() for value in self._before.values())
+        return float(same) / total
 
 
 ENOUGH = MAX_TOKENS // 2

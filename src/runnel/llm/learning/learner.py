@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -41,9 +42,9 @@ from runnel.llm.learning.batches import (
     token_places,
 )
 from runnel.llm.learning.components import mean_of, metrics_of, name_components
-from runnel.llm.learning.drift import Canary, Drift, Mismatch, version_stats
+from runnel.llm.learning.drift import Canary, Drift, Mismatch, Unchanged, version_stats
 from runnel.llm.learning.recording import GroupRecorder
-from runnel.llm.learning.reference import REFERENCE, KeptReference, ReferencePlan
+from runnel.llm.learning.reference import REFERENCE, KeptReference, ReferencePlan, given_reference
 from runnel.llm.model.decoder import Recompute
 from runnel.llm.model.lora import LoraConfig
 from runnel.llm.model.sharded_model import TrainedModel
@@ -68,9 +69,10 @@ class TokenLearnerConfig:
     on_resume: ClassVar[OnResume] = (
         live("lr", "sft_lr", "critic_lr", "max_grad_norm", "max_mismatch")
         | may_change("num_epochs", "num_minibatches", "micro_batch_tokens")
-        | may_change("in_parts", "weight_decay", "recompute", "precision", "shard", "offload")
+        | may_change("in_parts", "weight_decay", "recompute", "precision", "shard", "offload", "count_unchanged")
         | stays("warmup_updates", why="it is how the run started")
         | stays("temperature", why="completions that are on their way were drawn at it")
+        | stays("reference", why="the reference policy in the checkpoint is made of them")
         | stays("reference_every", "reference_decay", why="the reference policy in the checkpoint follows by it")
     )
 
@@ -104,8 +106,11 @@ class TokenLearnerConfig:
     temperature: float = bounded(1.0, above=0)
     """The sampling temperature of the rollouts; their log-probabilities are taken at it. Supervised losses and DPO take the
     model's own, at 1."""
+    reference: tuple[str, ...] = ()
+    """Folder of the model that is the reference policy; of several, the mean of their weights is. Empty: the policy, as it was
+    at the first batch that needed a reference."""
     reference_every: int = bounded(0, at_least=0)
-    """Updates after which the reference policy follows; 0 keeps it as it was at the first batch that needed it."""
+    """Updates after which the reference policy follows; 0 keeps it as it was."""
     reference_decay: float = bounded(0.0, at_least=0, below=1)
     """How much of the reference stays when it follows: 0 copies the policy, 0.99 is a moving average (of the adapters, where
     those are trained)."""
@@ -113,6 +118,9 @@ class TokenLearnerConfig:
     """Let each rank of the trainer (placement.trainers) keep only its part of weights, gradients and moments (FSDP2)."""
     offload: tuple[Literal["reference", "optimiser"], ...] = ()
     """What is kept on the host while the device does not need it."""
+    count_unchanged: bool = False
+    """Show the share of trained weights that an update left exactly as they were, in the precision of the passes (the metric
+    `weights_unchanged`); a copy of these weights is kept meanwhile."""
     max_mismatch: float | None = bounded(None, above=0)
     """Largest mean KL between the engine's and the learner's log-probabilities of the same version, over the last eight
     updates, before the run stops (ten times as much in a single one, a hundred times on the weight_check); by default 1e-3 in
@@ -135,8 +143,17 @@ class TokenLearnerConfig:
             return "bfloat16" if device.startswith("cuda") else "float32"
         return self.precision
 
+    def absolute(self) -> TokenLearnerConfig:
+        """A copy with absolute paths, so that a run can be resumed from any folder."""
+        return replace(self, reference=tuple(str(Path(f).resolve()) if f and Path(f).is_dir() else f for f in self.reference))
+
     def __post_init__(self) -> None:
         check_bounds(self, "learner.")
+        if self.reference and self.reference_every:
+            fix = "a reference from folders stays as it is; use 0, or leave learner.reference empty"
+            raise ConfigError("learner.reference_every", self.reference_every, fix)
+        if self.reference and self.shard:
+            raise ConfigError("learner.shard", True, "a reference from folders is a whole model; use learner.shard false")
         if self.in_parts and (self.num_epochs > 1 or self.num_minibatches > 1):
             fix = "several passes or steps need the whole batch; use learner.num_epochs 1 and learner.num_minibatches 1"
             raise ConfigError("learner.in_parts", True, fix)
@@ -144,6 +161,8 @@ class TokenLearnerConfig:
             raise ConfigError(
                 "learner.shard", True, "adapters are trained on whole models; use learner.lora.rank 0, or no shards"
             )
+        if self.shard and self.count_unchanged:
+            raise ConfigError("learner.count_unchanged", True, "each rank keeps a part of the weights; use learner.shard false")
         if "reference" in self.offload and self.lora.rank:
             fix = "with adapters the reference reads the very weights of the policy; leave it out"
             raise ConfigError("learner.offload", self.offload, fix)
@@ -153,10 +172,10 @@ class TokenLearner:
     """Trains a causal language model on annotated tokens (core `Learner`).
 
     `algorithms` gives each reader its algorithm; a batch may hold rows of one reader or of several. Where an algorithm needs a
-    reference policy, it is a copy of the model at the first batch of that algorithm; where one needs values, a critic starts
-    from a copy of the model. A `model` with a scalar head (`ScalarModel`) is trained as a reward model. With a plan for the
-    `reference`, other workers run it (`reference.py`): segments bring its log-probabilities, and the learner only keeps and
-    publishes its weights.
+    reference policy, it is the model that `config.reference` names, or else a copy of the model at the first batch of that
+    algorithm; where one needs values, a critic starts from a copy of the model. A `model` with a scalar head (`ScalarModel`) is
+    trained as a reward model. With a plan for the `reference`, other workers run it (`reference.py`): segments bring its
+    log-probabilities, and the learner only keeps and publishes its weights.
     """
 
     def __init__(
@@ -179,6 +198,7 @@ class TokenLearner:
         self._plan = reference
         self._recorder = recorder if self._collective.rank == 0 else None
         self._kept: KeptReference | None = None
+        self._before: Unchanged | None = None
         self.version = 0
         self._seen, self._mismatch, self._weight_check = dict.fromkeys(self.algorithms, 0), Mismatch(), Canary()
         self._components, self._reader_of = name_components(self.algorithms)
@@ -257,7 +277,7 @@ class TokenLearner:
     def _field(self, name: str, rows: Batch, *, temperature: float) -> Tensor:
         """A per-token field that an algorithm needs, at the tokens of `loss_mask`; 0 elsewhere. `[N]`"""
         batch, out = questions(rows), torch.zeros(len(rows["tokens"]))
-        some = batch["unit"]
+        some = rows["mismatched"].nonzero().squeeze(1) if name == "mismatched_logprob" else batch["unit"]
         if name == "external_logprob":  # of few rows: the others are not read
             asked = external(rows)
             batch["component"], some = asked.to(torch.int8), torch.unique(row_index(rows["row_length"])[asked])
@@ -300,6 +320,9 @@ class TokenLearner:
         return self.config.reference_every > 0 and self.config.reference_decay > 0
 
     def _reference(self) -> TrainedModel:
+        if self.reference is None and self.config.reference:
+            precision, away = self.config.precision_on(self._device), "reference" in self.config.offload
+            self.reference = given_reference(self.config.reference, device=self._device, precision=precision, offload=away)
         if self.reference is None:
             self.reference = self.policy.frozen_copy(offload="reference" in self.config.offload, moves=self._moves)
         return self.reference
@@ -331,6 +354,8 @@ class TokenLearner:
         metrics: Metrics = {"lr": rates["lr"], **mean_of(steps)}
         metrics |= self._stats(batch)
         metrics |= version_stats(batch, self.version)
+        if self._before is not None:
+            metrics["weights_unchanged"], self._before = self._before.share(self.policy.params()), None
         for name in self._readers(batch):
             self._seen[name] += 1
             if isinstance(algorithm := self.algorithms[name], Adapts):
@@ -361,6 +386,8 @@ class TokenLearner:
 
     def _stepped(self, active: Mapping[str, Component], rates: Metrics) -> Metrics:
         """Step every trained model; the norms of their gradients."""
+        if self.config.count_unchanged and self._before is None:
+            self._before = Unchanged(self.policy.params())
         norms = {}
         for name, model in self._models(active).items():
             lr, norm = rates["critic_lr" if model is self.critic else "lr"], self.config.max_grad_norm
@@ -483,7 +510,8 @@ class TokenLearner:
         row, num = row_index(batch["row_length"]), len(batch["row_length"])
         useful = row_sum(moves.float(), row, num) > 0
         units = row_sum(useful.float(), batch["unit"], int(batch["unit"].max()) + 1) > 0
-        return units[batch["unit"]]
+        trains = row_sum((kind != 0).float(), row, num) > 0  # rows of a unit are together, but for those with nothing to read
+        return units[batch["unit"]] & trains
 
     def _reduce(self, sums: Mapping[str, Tensor]) -> Metrics:
         stacked = torch.stack([x.double() for x in sums.values()])

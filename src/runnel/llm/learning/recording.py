@@ -135,6 +135,9 @@ class GroupRecorder:
         }
         if self.channels and all(f"rewards/{c}" in group.joined for c in self.channels):
             out |= self._rewards(group, member)
+        elif "mismatched" in group.joined:
+            rating = "good" if group.joined["rating"][member] > 0 else "bad"
+            out["label"] = "mismatched" if group.joined["mismatched"][member] else rating
         elif len(group.members) == 2 and "prompt_length" not in group.joined:
             out["label"] = ("chosen", "rejected")[number]
         if "advantage" in group.part:

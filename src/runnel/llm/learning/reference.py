@@ -1,8 +1,8 @@
-"""A reference model on workers of its own: the engine that they run, the versions that they hold, and the weights that the
-trainer keeps to publish and save.
+"""A reference model from folders, or on workers of its own: the engine that they run, the versions that they hold, and the
+weights that the trainer keeps to publish and save.
 
-A finished completion is sent to them, and its log-probabilities travel with its segment. So the trainer does not make this
-forward pass; it is made while other completions are decoded and judged.
+A finished completion is sent to those workers, and its log-probabilities travel with its segment. So the trainer does not make
+this forward pass; it is made while other completions are decoded and judged.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from runnel.core.state import State
 from runnel.llm.engines.one_pass import OnePassEngine
 from runnel.llm.learning.batches import MicroBatch, questions
 from runnel.llm.model.sharded_model import TrainedModel
+from runnel.llm.model.soup import soup
 from runnel.llm.model.token_model import Precision, TokenModel
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ class KeptReference:
         kept: State = state["average" if "average" in state else "model"]  # a reference that does not move has no average
         for name, mine in self._average.items():
             mine.copy_(whole(kept.get(name, self.params[name])))
+
+
+def given_reference(folders: Sequence[str], *, device: str, precision: Precision, offload: bool) -> TokenModel:
+    """The frozen model of a folder, or the mean of several."""
+    return TokenModel(soup(folders), device=device, precision=precision, frozen=True, offload=offload)
 
 
 def reference_rows(prompt: Tensor, completion: Tensor) -> Batch:

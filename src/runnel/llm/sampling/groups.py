@@ -252,17 +252,31 @@ def rollout_stream(
     )
 
 
-def demo_stream(*, rows: int, max_length: int, capacity: int = 2) -> StreamSpec:
-    """A stream of demonstrations: one segment is `rows` pairs of prompt and answer; `loss_mask` marks the answer."""
+def demo_stream(*, rows: int, max_length: int, capacity: int = 2, weighted: bool = False) -> StreamSpec:
+    """A stream of demonstrations: one segment is `rows` pairs of prompt and answer; `loss_mask` marks the answer. With
+    `weighted`, each token has a `weight`."""
     sizes = {"N": rows * max_length, "B": rows}
-    return StreamSpec("demos", _ragged("B"), sizes, variable=("N",), capacity=capacity)
+    fields = _ragged("B") | ({"weight": FieldSpec(("N",))} if weighted else {})
+    return StreamSpec("demos", fields, sizes, variable=("N",), capacity=capacity)
 
 
-def pair_stream(*, num_pairs: int, max_length: int, capacity: int = 2) -> StreamSpec:
+def pair_stream(*, num_pairs: int, max_length: int, capacity: int = 2, strengths: Sequence[str] = ()) -> StreamSpec:
     """A stream of preferences: one segment is `num_pairs` pairs of rows, the chosen answer to a prompt and then the rejected
-    one."""
+    one. Both rows have the pair's `strengths`, those of `margin` and `weight` that are asked for."""
     spec = demo_stream(rows=2 * num_pairs, max_length=max_length, capacity=capacity)
-    return replace(spec, name="pairs", unit_rows=2)
+    fields = {**spec.fields, **{name: FieldSpec(("B",)) for name in strengths}}
+    return replace(spec, name="pairs", fields=fields, unit_rows=2)
+
+
+def rated_stream(*, num_rows: int, max_length: int, mismatched: bool, capacity: int = 2) -> StreamSpec:
+    """A stream of single answers: one segment is `num_rows` rows with the `rating` of their answers. With `mismatched`, each is
+    followed by a row with its prompt and the answer of another row, which is `mismatched`."""
+    each = 2 if mismatched else 1
+    spec = demo_stream(rows=each * num_rows, max_length=max_length, capacity=capacity)
+    fields = {**spec.fields, "rating": FieldSpec(("B",))}
+    if mismatched:
+        fields["mismatched"] = FieldSpec(("B",), torch.bool)
+    return replace(spec, name="rated", fields=fields, unit_rows=each)
 
 
 def _ragged(rows: str) -> dict[str, FieldSpec]:
