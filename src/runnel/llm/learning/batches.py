@@ -86,6 +86,17 @@ def questions(rows: Batch) -> Batch:
     return Batch(out | {"place": torch.arange(len(rows["tokens"]))})
 
 
+def asked(name: str, rows: Batch) -> tuple[Batch, Tensor]:
+    """The `questions` for the field `name`, and the rows with one: all, but for fields of some rows or some tokens alone."""
+    batch = questions(rows)
+    if name == "mismatched_logprob":
+        return batch, rows["mismatched"].nonzero().squeeze(1)
+    if name == "external_logprob":
+        tokens = external(rows)
+        return Batch(batch | {"component": tokens.to(torch.int8)}), torch.unique(row_index(rows["row_length"])[tokens])
+    return batch, batch["unit"]
+
+
 def token_places(start: Tensor, length: Tensor) -> Tensor:
     """Places of all tokens of the rows at `start`, one row after another. `[r], [r] -> [n]`
 

@@ -32,10 +32,9 @@ from runnel.core.worker import progressed
 from runnel.llm.algorithms.base import Adapts, Algorithm, Component, HasConfig, Part
 from runnel.llm.learning.batches import (
     MicroBatch,
-    external,
+    asked,
     join_rows,
     merge,
-    questions,
     sample_rows,
     split_tokens,
     split_units,
@@ -276,11 +275,7 @@ class TokenLearner:
     @torch.no_grad()
     def _field(self, name: str, rows: Batch, *, temperature: float) -> Tensor:
         """A per-token field that an algorithm needs, at the tokens of `loss_mask`; 0 elsewhere. `[N]`"""
-        batch, out = questions(rows), torch.zeros(len(rows["tokens"]))
-        some = rows["mismatched"].nonzero().squeeze(1) if name == "mismatched_logprob" else batch["unit"]
-        if name == "external_logprob":  # of few rows: the others are not read
-            asked = external(rows)
-            batch["component"], some = asked.to(torch.int8), torch.unique(row_index(rows["row_length"])[asked])
+        (batch, some), out = asked(name, rows), torch.zeros(len(rows["tokens"]))
         model = self._critic() if name == "value" else self._reference() if name == "reference_logprob" else self.policy
         with model.resident():
             for part in self._parts(batch, some):
