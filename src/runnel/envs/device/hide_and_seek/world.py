@@ -25,7 +25,6 @@ from runnel.envs.device.team import TeamWorld
 
 PUSHES = (0.0, -1.0, -0.5, 0.5, 1.0)
 """Shares of the greatest force; the first is none."""
-PREPARATION = 0.4
 OUTSIDE, OUT = 0.3, -10.0
 """How far behind the inner side of the outer walls an agent is outside, and what it is paid there at each step."""
 
@@ -33,7 +32,7 @@ OUTSIDE, OUT = 0.3, -10.0
 class HideAndSeek(TeamWorld):
     """Hiders and seekers among boxes, ramps and walls with doors (Baker et al. 2020, arXiv:1909.07528), in 2.5 dimensions.
 
-    In the first 40 % of an episode seekers do not act and nobody is paid. After that hiders are paid 1 at each step in which no
+    In the first 40 % of an episode (`preparation`) seekers do not act and nobody is paid. After that hiders are paid 1 at each step in which no
     seeker sees any of them, else -1, and seekers the opposite. Outside of the outer walls an agent is paid 10 less.
 
     An action is a force ahead and to the left, a torque (each: none, back or right in full, in half, ahead or left in half, in
@@ -53,14 +52,17 @@ class HideAndSeek(TeamWorld):
         omniscient: bool = True,
         lidar: int = 30,
         num_layouts: int = 1024,
+        preparation: float = 0.4,
     ) -> None:
         for field, value, least in (("lidar", lidar, 0), ("num_layouts", num_layouts, 1)):
             if value < least:
                 raise ConfigError(f"env_kwargs.{field}", value, f"use at least {least}")
+        if not 0.0 <= preparation < 1.0:
+            raise ConfigError("env_kwargs.preparation", preparation, "is a share of the steps: use 0 or more, and less than 1")
         self.size, self._size_name, self._num_layouts = size_of(size), size, num_layouts
         self._surfing, self._lidar = surfing, lidar
         s = self.size
-        self.max_steps, self.preparation = s.steps, int(s.steps * PREPARATION)
+        self.max_steps, self.preparation = s.steps, int(s.steps * preparation)
         self._views = Views(s, self.preparation, omniscient=omniscient)
         obs = self._views.spec | ({"obs/lidar": ArraySpec((lidar,))} if lidar else {})
         parts = [ActionSpec("discrete", num_actions=n) for n in (len(PUSHES), len(PUSHES), len(PUSHES), 2, 3)]
@@ -141,9 +143,10 @@ class HideAndSeek(TeamWorld):
         changed |= self._climbed(s | changed, ax, ay)
         changed["sees"] = self._sees(s | changed)
         found = changed["sees"][self.size.hiders :, : self.size.hiders].any(1).any(0)
-        changed |= next_stages(s, s | changed, found, self.preparation, self.size)
+        reward = self._rewards(s, changed["pos"], found)
+        changed |= next_stages(s, s | changed, found, reward, self.preparation, self.size)
         after = {**state, **{key: x.movedim(-1, 0) for key, x in changed.items()}}
-        return after, self._rewards(s, changed["pos"], found).T, constants["never"].expand(len(found), -1)
+        return after, reward.T, constants["never"].expand(len(found), -1)
 
     def _handle(self, s: Leaves, wants: Tensor, word: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Locks, then holds, with where from the holders the things are."""
