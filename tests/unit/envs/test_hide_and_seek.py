@@ -14,6 +14,7 @@ from runnel.envs.device import HideAndSeek, TeamView, TensorTeam
 from runnel.envs.device.detectors import detectors
 from runnel.envs.device.hide_and_seek.layouts import SIZES, layout_table
 from runnel.envs.device.hide_and_seek.picture import BOX, FLOOR, TEAMS, WALLS
+from runnel.kernels.fusing import Fused
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -258,3 +259,24 @@ def test_plays_behind_the_contract_of_vectors() -> None:
     paid = [(e.by_policy["hiders"], e.by_policy["seekers"]) for e in episodes]
     assert all(hiders == -seekers for hiders, seekers in paid)
     assert any(hiders for hiders, _ in paid)
+
+
+def test_what_is_compiled_is_the_same_step_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced for a GPU, but run here: no break in the graph, and none compiled again, however the leaves lie in memory."""
+    stats = torch._dynamo.utils.counters["stats"]
+    monkeypatch.setitem(stats, "unique_graphs", 0)
+    env, plain = HideAndSeek(compiled=True, lidar=4, num_layouts=16), HideAndSeek(lidar=4, num_layouts=16)
+    assert isinstance(env._step, Fused), "a GPU would get it"
+    env._step = Fused(env._stepped, devices=("cpu",), backend="eager")
+    env._look = Fused(env._looked, devices=("cpu",), backend="eager")
+    state = env.initial(4, torch.Generator().manual_seed(1))
+    act = torch.tensor([4, 1, 2, 1, 1]).expand(4, 4, 5)
+    with torch.no_grad():
+        for _ in range(3):
+            wanted, (found, reward, _) = plain.transition(state, [act]), env.transition(state, [act])
+            assert torch.equal(reward, wanted[1])
+            assert all(torch.equal(found[key], x) for key, x in wanted[0].items())
+            (seen,), (shown,) = env.observe(found), plain.observe(found)
+            assert all(torch.equal(seen[key], x) for key, x in shown.items())
+            assert stats["unique_graphs"] == 2
+            state = found  # the first came as worlds by leaves, this one lies the other way round
