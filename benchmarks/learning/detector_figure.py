@@ -35,7 +35,9 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
             figure = Figure(figsize=(10.0, 4.4), layout="constrained")
             for axes, name in zip(figure.subplots(2, 4).flat, names_of(mine[0]), strict=True):
                 _panel(axes, mine, name)
-            figure.suptitle(f"{key}: detectors against millions of world steps, seeds {', '.join(str(r['seed']) for r in mine)}")
+            figure.suptitle(
+                f"{key}: detectors against millions of world steps, seeds {', '.join(str(r['seed']) for r in mine)}"
+            )
             path = folder / f"detectors-{key}.svg"
             FigureCanvasSVG(figure).print_svg(str(path), metadata={"Date": None})
         files.append(path)

@@ -36,7 +36,13 @@ BUILT = {"num_box_lock_prep": 3.0, "max_box_move_prep": 2.0, "closed_prep": 10.0
 """A fort on the grid, beside random play. In rooms of 3 to 5 cells random steps move a block by 0.9 cells and a door is 2 cells
 away, so three times as far is not to be had there; in its place every door must be shut and locked ten times as often as at
 random."""
-LEAST = {"num_box_lock_prep": 0.5, "max_box_move_prep": 0.5, "max_ramp_move": 0.5, "seekers_high": 0.02, "num_ramp_lock_prep": 0.25}
+LEAST = {
+    "num_box_lock_prep": 0.5,
+    "max_box_move_prep": 0.5,
+    "max_ramp_move": 0.5,
+    "seekers_high": 0.02,
+    "num_ramp_lock_prep": 0.25,
+}
 """With bodies, random play moves boxes by 2 cm in preparation and is never high up, so three or five times as much is still
 nothing: half of the episodes must have a locked box, moved by half a metre, and so on. Fixed before the first run."""
 
@@ -51,14 +57,17 @@ class Entry:
     built: Mapping[str, float] = field(default_factory=lambda: stages.BUILT)
     climbing: str = "ramp"
     least: Mapping[str, float] = field(default_factory=dict)
+    even_at_random: bool = True
+    """Whether random seekers do no better than random hiders. Where they do, a chase must do much better than they."""
 
     @property
     def every(self) -> int:
         """Updates of a window, which ends at a checkpoint."""
         return int(self.settings["checkpoint"]["every"])
 
-    def signs(self, chance: Mapping[str, float]) -> stages.Signs:
-        return stages.Signs(chance, self.built, self.climbing, self.least)
+    def signs(self, chance: Mapping[str, float], world: Any) -> stages.Signs:
+        most = 0.0 if self.even_at_random else float(world.max_steps - world.preparation)
+        return stages.Signs(chance, self.built, self.climbing, self.least, most)
 
 
 SETTINGS: Row = {
@@ -73,7 +82,7 @@ SETTINGS: Row = {
 }
 """A segment is an episode of every world, so an update has all phases of 256 games."""
 GRID = Entry("grid", "ippo", SETTINGS, BUILT, "ladder")
-ENTRIES = (GRID, *(Entry(key, "ippo", settings, least=LEAST) for key, settings in WORLDS.items()))
+ENTRIES = (GRID, *(Entry(key, "ippo", settings, least=LEAST, even_at_random=False) for key, settings in WORLDS.items()))
 
 
 def train(entry: Entry, seed: int, how: How) -> Row:
@@ -83,7 +92,7 @@ def train(entry: Entry, seed: int, how: How) -> Row:
     world = hiders_and_seekers(entry.settings["env"], kwargs)
     how = replace(how, limit_s=how.limit_s - min(JUDGING_S, how.limit_s / 4))
     chance = stages.at_random(world, episodes=EPISODES, device=how.device)
-    signs = entry.signs(chance)
+    signs = entry.signs(chance, world)
 
     def keeper(folder: Path) -> keeping.Keeper:
         return keeping.Keeper(folder, entry.every, lambda points: stages.claims(points, signs))
@@ -93,7 +102,9 @@ def train(entry: Entry, seed: int, how: How) -> Row:
     claimed = stages.claims(points, signs)
     size = keeping.checkpoint_bytes(run.path)
     if size > MOST_BYTES:
-        print(f"{entry.key}: a checkpoint has {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:.0f}; use fewer worlds", flush=True)
+        print(
+            f"{entry.key}: a checkpoint has {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:.0f}; use fewer worlds", flush=True
+        )
     rate = {"steps_per_s": round(run.steps / max(spent["wall_s"], 1e-9)), "checkpoint_mb": round(size / 1e6, 2)}
     judged = _judged(run.path, claimed, world, how)
     told = {"at_random": chance, "claims": {stage: _told(claim) for stage, claim in claimed.items()}, **judged}
@@ -109,7 +120,7 @@ def _judged(path: Path, claimed: Mapping[str, stages.Claim], world: Any, how: Ho
     kept = {stage: path / keeping.KEPT / stage for stage in stages.STAGES if stage in claimed}
     if not kept:
         return {}
-    players = {RANDOM: RANDOM} | {stage: str(folder) for stage, folder in kept.items()}
+    players = {stages.AT_RANDOM: RANDOM} | {stage: str(folder) for stage, folder in kept.items()}
     table = stages.cross_table(players, world, episodes=EPISODES, seed=100_000, device=how.device)
     versions = {stage: keeping.kept_version(folder) for stage, folder in kept.items()}
     return {"versions": versions, "cross": table.row(), "confirmed": stages.confirmed(table)}

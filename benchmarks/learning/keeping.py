@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning.stages import Claim, curve
+
 from runnel.run.checkpoint import MANIFEST, Checkpoints, read_params, write_parts
 from runnel.track.folder import RunFolder
 

@@ -33,9 +33,7 @@ def hiders_and_seekers(env: str, kwargs: Mapping[str, Any] | None = None) -> Any
     return world
 
 
-def played(
-    world: Any, players: Mapping[str, str], *, episodes: int, seed: int, device: str = "cpu"
-) -> dict[str, Tensor]:
+def played(world: Any, players: Mapping[str, str], *, episodes: int, seed: int, device: str = "cpu") -> dict[str, Tensor]:
     """The numbers of `episodes` episodes (`episode_stats`), `[episodes]` each. `players` says who plays the `hider`s and the
     `seeker`s: the folder of a run, or `random`. Actions are drawn, as in training."""
     seats = [seat for name, player in players.items() for seat in seats_of(world, name, player, device)]

@@ -168,7 +168,7 @@ def test_the_share_of_the_preparation() -> None:
     assert (env.transition(state, [nothing(env, 4)])[1] != 0).all()
     assert HideAndSeek(lidar=0, num_layouts=16, preparation=0.25).preparation == 20
     for share in (-0.1, 1.0):
-        with pytest.raises(ConfigError, match="env_kwargs.preparation"):
+        with pytest.raises(ConfigError, match=r"env_kwargs\.preparation"):
             HideAndSeek(preparation=share)
 
 
