@@ -1,14 +1,14 @@
 """Hide-and-seek, on a grid and with bodies: its stages, each claimed by detectors and confirmed by a cross-table.
 
 python -m benchmarks.learning.hide_and_seek                   # the grid, all that is missing: seeds 1, 2, 3 (CPU)
-python -m benchmarks.learning.hide_and_seek --only 'quadrant*' --device cuda --seeds 1 2 3 --at-once 3 --minutes 9 --store FOLDER
+python -m benchmarks.learning.hide_and_seek --only 'quadrant*' --device cuda --at-once 3 --minutes 9 --store FOLDER
 python -m benchmarks.learning.hide_and_seek --table           # only write the table and the figures again
 
 Hiders and seekers learn by PPO against their present selves: no pool, no shaped reward. A stage is claimed by the means of a
-window of updates (`stages.py`), and the parameters that the window led to are kept beside the run (`keeping.py`), a run of their
-own that `runnel record` plays. Claims are confirmed by matches between them, played on the device of the run. What is cut
-(`--minutes`) goes on at the next call; `--store` keeps each run as one file for machines that begin anew. A seed that has a
-result with the same settings is not run again.
+window of updates (`stages.py`), and the parameters that the window led to are kept beside the run (`keeping.py`), a run of
+their own that `runnel record` plays. Claims are confirmed by matches between them, played on the device of the run. What is
+cut (`--minutes`) goes on at the next call; `--store` keeps each run as one file for machines that begin anew. A seed that has
+a result with the same settings is not run again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Settings of hide-and-seek with bodies (`tensor:HideAndSeek`), every one that matters written out.
 
 From Baker et al. 2020 (arXiv:1909.07528) and SRL's reproduction: one policy for both teams with a bit that says which, against
-its present self; entity attention; a critic that knows what there is (`omniscient`); gamma 0.998, lambda 0.95, clip 0.2, entropy
-0.01, one scale for rewards. Ours: no memory, an episode of every world in each update (so an update has all its phases), and
-batches that fit a run of minutes: 131,000 decisions for an optimiser step, and `wide` with the 520,000 that OpenAI needed.
+its present self; entity attention; a critic that knows what there is (`omniscient`); gamma 0.998, lambda 0.95, clip 0.2,
+entropy 0.01, one scale for rewards. Ours: no memory, an episode of every world in each update (so an update has all its
+phases), and batches that fit a run of minutes: 131,000 decisions for an optimiser step, and `wide` with the 520,000 that
+OpenAI needed.
 """
 
 from __future__ import annotations

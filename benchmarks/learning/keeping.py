@@ -1,5 +1,5 @@
-"""What outlives a run that is made in pieces: the parameters of the stages that it claimed, and all that it needs to go on as one
-file, for a machine that begins anew with every piece."""
+"""What outlives a run that is made in pieces: the parameters of the stages that it claimed, and all that it needs to go on as
+one file, for a machine that begins anew with every piece."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ KEPT = "stages"
 class Keeper:
     """Reads the curve of a run while it goes on, and keeps the parameters of each version at which a stage is at its best.
 
-    `claims` says which stages a curve has reached. A window of the curve ends at a checkpoint (`every` updates), so what is kept
-    is what the window has led to. What was seen before a cut is read from the run's own rows.
+    `claims` says which stages a curve has reached. A window of the curve ends at a checkpoint (`every` updates), so what is
+    kept is what the window has led to. What was seen before a cut is read from the run's own rows.
     """
 
     def __init__(self, folder: Path, every: int, claims: Callable[[Sequence[Row]], dict[str, Claim]]) -> None:

@@ -193,10 +193,12 @@ def cross_table(players: Mapping[str, str], world: Any, *, episodes: int, seed: 
 
 
 def confirmed(table: CrossTable) -> dict[str, bool]:
-    """Whether each stage in the table beats the one before, by the intervals of what hiders are paid: seekers of the chase
-    hiders that play at random, and more clearly than random seekers do; hiders of the fort the seekers of the chase, against whom their own stage's hiders lose; seekers
-    who use ramps get more of hiders of the fort than the fort's own seekers do; hiders who defend against ramps get more of
-    those seekers than hiders of that stage."""
+    """Whether each stage in the table beats the one before, by the intervals of what hiders are paid.
+
+    chase: its seekers beat hiders that play at random, and more clearly than random seekers do. fort: its hiders beat the
+    seekers of the chase, against whom their own stage's hiders lose. ramp: its seekers get more of hiders of the fort than the
+    fort's own seekers do. defence: its hiders get more of seekers of the stage of ramps than the hiders of that stage.
+    """
     at = {name: i for i, name in enumerate(table.players)}
 
     def paid(hider: str, seeker: str) -> tuple[float, float]:

@@ -34,8 +34,9 @@ OUTSIDE, OUT = 0.3, -10.0
 class HideAndSeek(TeamWorld):
     """Hiders and seekers among boxes, ramps and walls with doors (Baker et al. 2020, arXiv:1909.07528), in 2.5 dimensions.
 
-    In the first 40 % of an episode (`preparation`) seekers do not act and nobody is paid. After that hiders are paid 1 at each step in which no
-    seeker sees any of them, else -1, and seekers the opposite. Outside of the outer walls an agent is paid 10 less.
+    In the first 40 % of an episode (`preparation`) seekers do not act and nobody is paid. After that hiders are paid 1 at each
+    step in which no seeker sees any of them, else -1, and seekers the opposite. Outside of the outer walls an agent is paid 10
+    less.
 
     An action is a force ahead and to the left, a torque (each: none, back or right in full, in half, ahead or left in half, in
     full), whether to hold on to something, and nothing, lock or unlock. `size` is `quadrant` (6 x 6 m, a room with two doors of
