@@ -15,6 +15,7 @@ import torch
 
 from runnel.core.records import Batch
 from runnel.core.spaces import ArraySpec, TeamSpec
+from runnel.core.state import Array as Picture
 from runnel.envs.device.arrays import Array
 from runnel.envs.device.base import ArrayEnv, Leaves
 
@@ -69,6 +70,17 @@ class CountingTeam(TensorTeamEnv, Protocol):
 
     def episode_stats(self, state: Leaves) -> Leaves:
         """Numbers of episodes that end in `state`, `[E]` each, always under the same names."""
+        ...
+
+
+@runtime_checkable
+class DrawnTeam(TensorTeamEnv, Protocol):
+    """A world that draws itself, for videos with `fps` pictures a second."""
+
+    fps: float
+
+    def render(self, state: Leaves, index: int) -> Picture:
+        """World `index` of many, `[H, W, 3]` uint8."""
         ...
 
 

@@ -17,7 +17,7 @@ from runnel.envs.device.base import Leaves
 from runnel.envs.device.hide_and_seek import physics, play, sight
 from runnel.envs.device.hide_and_seek.geometry import Rects, distance
 from runnel.envs.device.hide_and_seek.layouts import AGENT, layout_table, size_of
-from runnel.envs.device.hide_and_seek.physics import FORCE, TORQUE, Bodies, Fixed
+from runnel.envs.device.hide_and_seek.physics import FORCE, STEP, TORQUE, Bodies, Fixed
 from runnel.envs.device.hide_and_seek.picture import draw
 from runnel.envs.device.hide_and_seek.stages import first_stages, next_stages, stage_numbers
 from runnel.envs.device.hide_and_seek.views import Views
@@ -50,6 +50,7 @@ class HideAndSeek(TeamWorld):
     """
 
     name = "tensor:HideAndSeek"
+    fps = 1.0 / STEP
 
     def __init__(
         self,
