@@ -50,7 +50,7 @@ class HideAndSeek(TeamWorld):
     """
 
     name = "tensor:HideAndSeek"
-    fps = 1.0 / STEP
+    fps, all_stay = 1.0 / STEP, True
 
     def __init__(
         self,
