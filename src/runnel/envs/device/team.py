@@ -97,8 +97,8 @@ class TeamWorld:
 
     state_spec: ArraySpec | None = None
     all_stay: bool = False
-    """Whether nobody ever leaves before `max_steps`: a world then begins anew once in that time, and whoever plays many steps at
-    once need not draw a first state for each."""
+    """Whether nobody ever leaves before `max_steps`: a world then begins anew once in that time, and whoever plays many steps
+    at once need not draw a first state for each."""
 
     def active(self, state: Leaves) -> Array | None:
         return None

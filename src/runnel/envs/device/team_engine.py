@@ -143,8 +143,8 @@ class TeamEngine:
         return played
 
     def _first_states(self, num_steps: int) -> Batch:
-        """First states for all steps of a segment `[T, E, ...]`, drawn at once: how many are needed only the device knows. Where
-        no world can begin anew twice, all steps have the same."""
+        """First states for all steps of a segment `[T, E, ...]`, drawn at once: how many are needed only the device knows.
+        Where no world can begin anew twice, all steps have the same."""
         once = isinstance(self.env, TeamWorld) and self.env.all_stay and num_steps <= self._limit
         drawn = 1 if once else num_steps
         found = Batch(self.env.initial(drawn * self.num_envs, self.generator))
