@@ -127,6 +127,9 @@ def test_settings_that_stay_are_refused_before_anything_starts(tmp_path: Path) -
     why = "ppo.gamma.*members of a population change it on the way, and it may not change while a run goes on; live settings"
     with pytest.raises(rl.ConfigError, match=why):
         tune.search("ppo", space={"ppo.gamma": "{0.9, 0.99}"}, out=tmp_path / "study", options={"scheduler": "pbt"}, **ppo)
+    often = {"scheduler": "pbt", "interval": 127}
+    with pytest.raises(rl.ConfigError, match=r"interval = 127: counts steps.* make 128 of them at a time"):
+        tune.search("ppo", out=tmp_path / "study", options=often, total_steps=1024, num_envs=8, num_steps=16, env="CartPole-v1")
     space = {"grpo.kl_coef": "{0, 0.1}"}
     with pytest.raises(rl.ConfigError, match=r"grpo.kl_coef.*switching it on or off"):
         tune.search("grpo", space=space, out=tmp_path / "study", options={"scheduler": "pbt"}, total_updates=4)
