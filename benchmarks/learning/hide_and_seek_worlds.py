@@ -50,6 +50,8 @@ def settings(kwargs: Row, *, num_envs: int, num_steps: int, total_steps: int, **
 
 BILLION = 1_000_000_000
 BASE: Row = {"num_envs": 4096, "num_steps": 80, "total_steps": BILLION}
+ARENA: Row = {"num_envs": 2048, "num_steps": 160, "total_steps": 3 * BILLION}
+"""With 4,096 worlds one pass of the critic over a batch would take some 70 GB (reckoned, not measured)."""
 WORLDS = {
     "quadrant": settings(world("quadrant"), **BASE),
     "plain-quadrant": settings(world("quadrant", compiled=False), **BASE),
@@ -58,10 +60,8 @@ WORLDS = {
     "masked-quadrant": settings(world("quadrant", omniscient=False), **BASE),
     "short-quadrant": settings(world("quadrant", preparation=0.25), **BASE),
     "curious-quadrant": settings(world("quadrant"), **BASE, entropy_coef=0.03),
-    "arena": settings(world("arena"), num_envs=4096, num_steps=160, total_steps=3 * BILLION, num_minibatches=16),
-    "surf-arena": settings(
-        world("arena", surfing=True), num_envs=4096, num_steps=160, total_steps=3 * BILLION, num_minibatches=16
-    ),
+    "arena": settings(world("arena"), **ARENA),
+    "surf-arena": settings(world("arena", surfing=True), **ARENA),
 }
 """`quadrant` is the proof. What to try where a stage does not come: `fast` (larger steps, smaller minibatches), `wide` (larger
 batches), `short` (less preparation), `curious` (more entropy); and what must fail: `masked` (a critic that sees no more than
