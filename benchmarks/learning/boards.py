@@ -274,7 +274,8 @@ def table(_: Sequence[Row], rows: Sequence[Row]) -> str:
             points = sum(w + d / 2 for w, d, _ in (first, second)) / sum(first + second)
             cells = [row["key"], row["seed"], name, " ".join(map(str, first)), " ".join(map(str, second))]
             lines.append(f"| {' | '.join(map(str, cells))} | {points:.3f} | {row['steps']:,} | {row['cpu_s'] / 60:.1f} |")
-    return "\n".join([*lines, *(line for row in rows if "curve" in row for line in _curve(row))])
+    cut = [f"- {row['key']}, seed {row['seed']}, was cut: it has not come to its end" for row in rows if row.get("cut")]
+    return "\n".join([*lines, *([""] if cut else []), *cut, *(line for row in rows if "curve" in row for line in _curve(row))])
 
 
 def _curve(row: Row) -> list[str]:

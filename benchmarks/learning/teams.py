@@ -49,6 +49,8 @@ class Task:
     anchors: dict[str, dict[str, Callable[[], Player]]]
     judges: tuple[Judge, ...] = (Judge(),)
     env_kwargs: Row = field(default_factory=dict)
+    as_theirs: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    """From what a policy does, by agent, to actions of the environment of others."""
 
     def play(self, judge: Judge, player: Player) -> tuple[float, float]:
         """What a player gets before a judge, with half the width of its 95 % interval."""
@@ -98,7 +100,13 @@ def tag() -> Any:
     return simple_tag_v3.parallel_env()
 
 
+def spoken(actions: dict[str, Any]) -> dict[str, Any]:
+    """A move and a word as one of fifty actions."""
+    return {agent: int(move) + 5 * int(word) for agent, (move, word) in actions.items()}
+
+
 BOXES = {"continuous_actions": True}
+TWO: Row = {"two_choices": True}
 FORAGING, COMMON = "lbforaging:Foraging-8x8-2p-2f-coop-v3", {"common_reward": True}
 
 
@@ -140,6 +148,8 @@ TASKS = {
             reference,
             "mean over both agents of mpe2's own return in 25 steps",
             {"": both(reference, anchors.tell_and_walk)},
+            env_kwargs=TWO,
+            as_theirs=spoken,
         ),
         Task(
             "tag",
@@ -181,6 +191,8 @@ SHORT: Row = {**ON_POLICY, "total_steps": 1_000_000}
 CENTRAL: Row = {**PPO, "critic_lr": "linear(2e-3, 0)"}
 IN_MPE2: Row = {"total_steps": 100_000, "num_envs": 16, "num_steps": 25}
 """Short runs, in which recipes stand beside each other at equal steps."""
+TALK: Row = {**PPO, "gamma": 0.9, "entropy_coef": 0.0}
+"""Words that mean nothing yet earn nothing: a bonus for entropy keeps them so."""
 TWO_SIDES: Row = {**ON_POLICY, "total_steps": 8_000_000, "num_envs": 512, "ppo": {**PPO, "num_minibatches": 8}}
 TWO_SIDES |= {"teams": ("adversary_.*=hunters", "agent_.*=prey")}
 LEARNERS = (
@@ -195,8 +207,8 @@ LEARNERS = (
     Learner("spread", "mat-1M", "mat", {**SHORT, "ppo": {**PPO, "lr": "linear(1e-3, 0)"}}),
     Learner("spread of boxes", "ippo", "ippo", {**IN_MPE2, "net": NETS, "ppo": {**PPO, "entropy_coef": 0.0}}),
     Learner("spread of boxes", "masac", "masac", {**IN_MPE2, "update_ratio": 0.1, "masac": {"gamma": 0.9}}),
-    Learner("reference", "mappo", "mappo", {**ON_POLICY, "ppo": PPO}, {"": -11.0}),
-    Learner("reference", "ippo", "ippo", {**ON_POLICY, "ppo": PPO}, {"": -11.0}),
+    Learner("reference", "mappo", "mappo", {**ON_POLICY, "ppo": TALK}, {"": -11.0}),
+    Learner("reference", "ippo", "ippo", {**ON_POLICY, "ppo": TALK}, {"": -11.0}),
     Learner("tag", "mappo", "mappo", TWO_SIDES, {FLEES: 27.0, STRAYS: 62.0, CHASED: -29.0}),
     Learner("tag", "ippo", "ippo", TWO_SIDES, {FLEES: 27.0, STRAYS: 62.0, CHASED: -29.0}),
     Learner("foraging", "mappo", "mappo", SLOW, {"": 0.95}),
@@ -211,7 +223,7 @@ def train(learner: Learner, seed: int, how: How) -> Row:
     settings = {**learner.settings, "env": task.env, "env_kwargs": task.env_kwargs}
     run, spent = seeds.trained(f"teams/{learner.task.replace(' ', '-')}-{learner.name}", learner.recipe, settings, seed, how)
     policy = rl.load(run.path)
-    found = {judge.name: task.play(judge, lambda obs: policy.act(obs)) for judge in task.judges}
+    found = {judge.name: task.play(judge, lambda obs: task.as_theirs(policy.act(obs))) for judge in task.judges}
     return {"returns": found, **spent}
 
 

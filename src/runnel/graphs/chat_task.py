@@ -177,8 +177,8 @@ class ChatPromptTask(PromptTask):
         return ActorSpec(f"{stream}-0", make, writes=(stream,), asks=())
 
     def look(self, *, demos: bool) -> list[str]:
-        """Refuses conversations that cannot begin. Scripts are played when they are written, and one that does not pay is told
-        there."""
+        """Refuses conversations that cannot begin. A script that earns nothing is told by the sampler of its
+        conversations."""
         if demos:
             check_script(self.task)
         player = ChatPlayer(

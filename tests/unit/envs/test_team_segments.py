@@ -47,7 +47,7 @@ CASES = {
     "turns of one policy": (TicTacToe, ONE),
     "random starts": (partial(Spread, N=2, max_cycles=7), ONE),
     "two kinds": (partial(Tag, max_cycles=5), HUNT),
-    "actions of two parts": (partial(Reference, max_cycles=4), ONE),
+    "actions of two parts": (partial(Reference, max_cycles=4, two_choices=True), ONE),
     "two steps": (TwoStep, ONE),
     "continuous": (partial(Meeting, max_cycles=4), ("left=left", "right=right")),
     "numbers of episodes": (partial(Placed, max_cycles=4), ("left=left", "right=right")),
@@ -80,7 +80,8 @@ def parts_of(rows: Batch) -> Batch:
     """The actions of `Reference`: a move and a word."""
     u = rows["noise"][:, 0]
     obs = rows["obs"].sum(1)
-    return Batch(action=((u + 0.1 * obs.sin()).abs() * 49.0).long() % 50, logprob=u.log())
+    both = ((u + 0.1 * obs.sin()).abs() * 49.0).long() % 50
+    return Batch(action=torch.stack([both % 5, both // 5], 1), logprob=u.log())
 
 
 POLICIES = {"actions of two parts": parts_of, "continuous": moving, "numbers of episodes": moving}

@@ -167,6 +167,18 @@ def test_reference_plays_whole_episodes_as_mpe2_does(local_ratio: float) -> None
     assert worst < 1e-5
 
 
+def test_reference_of_two_choices_is_that_of_one() -> None:
+    one, two = Reference(max_cycles=5), Reference(max_cycles=5, two_choices=True)
+    both = torch.arange(50).repeat(2).view(50, 2)
+    state = one.initial(50, torch.Generator().manual_seed(1))
+    ours, paid, over = two.transition(state, [torch.stack([both % 5, both // 5], 2)])
+    theirs, as_much, _ = one.transition(state, [both])
+    assert len(set(both.flatten().tolist())) == 50
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert torch.equal(paid, as_much)
+    assert not over.any()
+
+
 @pytest.mark.parametrize("env", [Tag(), Tag(2, 2, 0), Reference(), Spread()])
 def test_particles_are_the_same_in_tensors(env: Any) -> None:
     drawn, rng = env.initial(64, torch.Generator().manual_seed(0)), np.random.default_rng(0)

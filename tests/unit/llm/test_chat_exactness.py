@@ -6,6 +6,7 @@ import dataclasses
 import random
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -339,6 +340,30 @@ def test_scripted_conversations_go_on_as_they_were_begun():
     assert first._next(1000).tokens != other._next(1000).tokens
     other.restore(first.snapshot(), {})
     assert [first._next(1000).tokens for _ in range(3)] == [other._next(1000).tokens for _ in range(3)]
+
+
+class Poor(Scripted):
+    """Its script is paid nothing."""
+
+    pays = 0.0
+
+    def step(self, message):
+        return Turn("no", {"reward": self.pays}, terminated=True)
+
+
+class Paid(Poor):
+    pays = 0.5
+
+
+@pytest.mark.parametrize(("env", "told"), [(Poor, True), (Paid, False)])
+def test_a_script_that_earns_nothing_is_told_once(env, told):
+    task = make_chat_task(env, talk=TalkConfig())
+    sampler = ChatDemoSampler(task, TOKENIZER, seed=1, max_turns=4, max_length=1000)
+    arrays = {name: torch.zeros(2000, dtype=torch.long) for name in ("tokens", "loss_mask", "row_start", "row_length")}
+    for _ in range(2):
+        assert sampler._fill(SimpleNamespace(spec=SimpleNamespace(num_rows=3, sizes={"N": 2000}), arrays=arrays)) > 0
+    texts = [event["text"] for event in sampler.events()]
+    assert [t.startswith("the script earned nothing in its first 3 conversations (at most 0)") for t in texts] == [True] * told
 
 
 class Opens:

@@ -278,3 +278,18 @@ def test_a_conversation_is_cut_off_before_its_next_turn_when_its_time_is_over():
     player.close()
     side = conversation.sides["agent"]
     assert (side.reason, len(side.said.turns)) == ("time", 1)
+
+
+def test_an_environment_that_is_slow_to_make_is_told_once():
+    clock = ManualClock()
+
+    class Heavy(Paying):
+        def __init__(self):
+            clock.advance(1.5)
+
+    player = ChatPlayer(make_chat_task(Heavy, talk=TalkConfig()), TOKENIZER, max_context=200, max_tokens=9, seed=0, clock=clock)
+    for number in range(2):
+        player.open(player.task.eval[0], number=number, seed=0, names=(number,), max_turns=4)
+    (told,) = player.events()
+    assert told["text"].startswith("an environment took 1.50 s to be made (with its tools)")
+    player.close()

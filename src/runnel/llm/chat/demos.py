@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -100,15 +101,18 @@ class ChatDemoSampler(ExampleSampler):
     ) -> None:
         super().__init__(ExampleSource(task.train, seed=seed, name="demos"), stream)
         self._script = Script(task, tokenizer, max_turns=max_turns, seed=seed)
-        self._max_length, self._num = max_length, 0
+        self._max_length, self._num, self._most = max_length, 0, -math.inf
 
     def _fill(self, slot: Slot) -> int:
-        start, rows = 0, slot.spec.num_rows
+        start, rows, begins = 0, slot.spec.num_rows, self._num == 0
         for number, row in enumerate(self._rows(slot.spec.sizes["N"], rows)):
             fields, end = row.tensors(), start + len(row.tokens)
             slot.arrays["tokens"][start:end], slot.arrays["loss_mask"][start:end] = fields["tokens"], fields["loss_mask"]
             slot.arrays["row_start"][number], slot.arrays["row_length"][number] = start, end - start
             start = end
+        if begins and self._most <= 0:
+            text = f"the script earned nothing in its first {self._num} conversations (at most {self._most:g})"
+            self._events.append({"kind": "event", "level": "warning", "text": f"{text}; it is imitated all the same"})
         return start
 
     def _rows(self, room: int, num: int) -> Iterator[TokenRow]:
@@ -121,7 +125,8 @@ class ChatDemoSampler(ExampleSampler):
     def _next(self, room: int) -> TokenRow:
         for _ in range(MAX_SKIPPED):
             self._num += 1
-            row, _ = self._script.play(self._source.next().data["example"], self._num)
+            row, earned = self._script.play(self._source.next().data["example"], self._num)
+            self._most = max(self._most, earned)
             if len(row.tokens) <= room:
                 return row
             text = f"passed over a scripted conversation: {len(row.tokens)} tokens, room for {room}"

@@ -63,6 +63,8 @@ class Asked(Protocol):
 
 ClientOf = Callable[[str], Asked]
 """Whom an agent's replies are asked of."""
+QUICK_S = 0.2
+"""Seconds in which an environment is to be made."""
 
 
 class ChatPlayer:
@@ -100,7 +102,7 @@ class ChatPlayer:
         self._unwanted: list[tuple[str, int]] = []
         """Agents and tickets of replies that a conversation no longer waits for."""
         self._events: list[State] = []
-        self._told_unsaved = False
+        self._told_unsaved = self._told_slow = False
 
     # -------------------------------------------------------------------------------------------------- conversations
     def open(
@@ -133,11 +135,21 @@ class ChatPlayer:
 
     def _make(self, conversation: Conversation, example: Example) -> None:
         """Give a conversation its environment and agents; one that cannot be made has failed, as one that cannot be reset."""
+        began = self._clock.now()
         made = attempt(self._game, ((example,), {}), self.task.make)
+        self._check_quick(self._clock.now() - began)
         if made.reason:
             self._fail(conversation, f"environment_failed: make: {made.reason}", made.lines)
         conversation.game, conversation.sides = (NO_GAME, {}) if made.reason else made.value
         conversation.released = False
+
+    def _check_quick(self, seconds: float) -> None:
+        """Tell once of environments that are slow to make: that is done here, where the engine waits for it."""
+        if seconds > QUICK_S and not self._told_slow:
+            self._told_slow = True
+            text = f"an environment took {seconds:.2f} s to be made (with its tools), in which the engine stood still"
+            fix = "do slow work in reset(), which runs beside the engine"
+            self._events.append({"kind": "event", "level": "warning", "text": f"{text}; {fix}"})
 
     def _game(self, example: Example) -> tuple[ChatGame, dict[str, Speaker]]:
         game = self.task.game(example)
