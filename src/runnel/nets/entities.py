@@ -117,4 +117,5 @@ class EntityPool(nn.Module):
         # q . (K e + b) = (K^T q) . e + q . b: K meets each set once, too
         scores = (e * (query @ weight.T).unsqueeze(-2)).sum(-1) + (query @ bias).unsqueeze(-1)
         scores = (scores * self._scale).masked_fill(~there, torch.finfo(scores.dtype).min)
-        return scores.softmax(-1).masked_fill(~there, 0.0)
+        weights: Tensor = scores.softmax(-1).masked_fill(~there, 0.0)
+        return weights
