@@ -5,8 +5,9 @@ python -m benchmarks.learning.teams --only 'spread: mappo' --seeds 1 2 3
 python -m benchmarks.learning.teams --table                           # only write the table again
 
 A team trains on `tensor:...`, as many worlds at once as its settings say, and then plays 500 episodes, greedily, in the
-environment that the tensor world is a port of. What it gets there is held against what players get that do not learn: one at
-random, and one by a script. A seed that has a result with the same settings is not run again.
+environment that the tensor world is a port of. Kitchens are judged as tensor worlds, in 50 episodes that pay soups alone:
+tests hold their rules against Overcooked-AI. What a team gets there is held against what players get that do not learn: one
+at random, and one by a script. A seed that has a result with the same settings is not run again.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from typing import Any
 
 import numpy as np
 from benchmarks.harness import RESULTS
-from benchmarks.learning import anchors, seeds
+from benchmarks.learning import anchors, cooks, seeds
 from benchmarks.learning.anchors import Player
 from benchmarks.learning.seeds import How, Row
 
 import runnel as rl
+from runnel.envs.device import Kitchen, TeamView
+from runnel.envs.device.kitchen.layouts import LAYOUTS
 from runnel.eval.statistics import mean_interval
 
 OUT = RESULTS / "learning" / "teams"
@@ -49,13 +52,14 @@ class Task:
     anchors: dict[str, dict[str, Callable[[], Player]]]
     judges: tuple[Judge, ...] = (Judge(),)
     env_kwargs: Row = field(default_factory=dict)
+    episodes: int = EPISODES
     as_theirs: Callable[[dict[str, Any]], dict[str, Any]] = dict
     """From what a policy does, by agent, to actions of the environment of others."""
 
     def play(self, judge: Judge, player: Player) -> tuple[float, float]:
         """What a player gets before a judge, with half the width of its 95 % interval."""
         beside = None if judge.beside is None else judge.beside()
-        returns = anchors.play(self.make, player, episodes=EPISODES, seed=100_000, who=judge.who, beside=beside)
+        returns = anchors.play(self.make, player, episodes=self.episodes, seed=100_000, who=judge.who, beside=beside)
         mean, half = map(float, mean_interval(returns))
         return mean, half
 
@@ -114,6 +118,10 @@ def foraging() -> Any:
     return rl.envs.make_team_env(FORAGING, kwargs=COMMON)
 
 
+def kitchen(layout: str) -> Callable[[], Any]:
+    return lambda: TeamView(Kitchen(layout))
+
+
 def random_in(make: Callable[[], Any]) -> Callable[[], Player]:
     return lambda: anchors.at_random(make().action_space, seed=1)
 
@@ -121,6 +129,21 @@ def random_in(make: Callable[[], Any]) -> Callable[[], Player]:
 def both(make: Callable[[], Any], script: Callable[[], Player]) -> dict[str, Callable[[], Player]]:
     """The two players that do not learn."""
     return {"at random": random_in(make), "by a script": script}
+
+
+def kitchen_task(layout: str) -> Task:
+    """A kitchen; where one cook cannot reach everything, without a script."""
+    make = kitchen(layout)
+    known = {"": both(make, lambda: cooks.serve(layout))}
+    return Task(
+        f"kitchen {layout}",
+        "tensor:Kitchen",
+        make,
+        "20 for each soup in 400 steps",
+        known if layout != "forced_coordination" else {"": {"at random": random_in(make)}},
+        env_kwargs={"layout": layout, "shaping": 1.0},
+        episodes=50,
+    )
 
 
 FLEES, STRAYS, CHASED = "hunters, the prey flees", "hunters, the prey strays", "prey, hunters chase"
@@ -175,6 +198,7 @@ TASKS = {
             {"": both(foraging, anchors.forage)},
             env_kwargs=COMMON,
         ),
+        *map(kitchen_task, LAYOUTS),
     )
 }
 STEPS = 10_000_000
@@ -195,6 +219,7 @@ TALK: Row = {**PPO, "gamma": 0.9, "entropy_coef": 0.0}
 """Words that mean nothing yet earn nothing: a bonus for entropy keeps them so."""
 TWO_SIDES: Row = {**ON_POLICY, "total_steps": 8_000_000, "num_envs": 512, "ppo": {**PPO, "num_minibatches": 8}}
 TWO_SIDES |= {"teams": ("adversary_.*=hunters", "agent_.*=prey")}
+COOKS: Row = {"total_steps": 1_500_000, "num_envs": 128, "num_steps": 50, "net": NETS, "ppo": PPO}
 LEARNERS = (
     Learner("spread", "mappo", "mappo", {**ON_POLICY, "ppo": PPO}, {"": -9.0}),
     Learner("spread", "ippo", "ippo", {**ON_POLICY, "ppo": PPO}, {"": -9.0}),
@@ -213,6 +238,13 @@ LEARNERS = (
     Learner("tag", "ippo", "ippo", TWO_SIDES, {FLEES: 27.0, STRAYS: 62.0, CHASED: -29.0}),
     Learner("foraging", "mappo", "mappo", SLOW, {"": 0.95}),
     Learner("foraging", "ippo", "ippo", SLOW, {"": 0.95}),
+    Learner("kitchen cramped_room", "mappo", "mappo", COOKS, {"": 200.0}),
+    Learner("kitchen cramped_room", "ippo", "ippo", COOKS, {"": 200.0}),
+    *(
+        Learner(f"kitchen {name}", "ippo", "ippo", {**COOKS, "total_steps": 5_000_000})
+        for name in LAYOUTS
+        if name != "cramped_room"
+    ),
 )
 """Settings near those of JaxMARL's MAPPO and IPPO, and of its VDN and QMIX (gamma 0.9), on MPE."""
 

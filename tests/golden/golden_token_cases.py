@@ -50,6 +50,11 @@ FORMS: dict[str, tuple[str, Settings]] = {
     "grpo reference workers": ("grpo", merged(GRPO, {"grpo": {"kl_coef": 0.1}, "placement": {"reference_workers": 1}})),
     "dpo ipo": ("dpo", merged(TWO_STEPS["dpo"], ON_PAIRS, {"dpo": {"loss": "ipo"}})),
     **{f"{name} passes": (name, merged(GRPO, PASSES)) for name in ON_ROLLOUTS if name not in FRESH},
+    "grpo entropy at a target": (
+        "grpo",
+        merged(GRPO, {"grpo": {"entropy_target": 100.0, "entropy_step": 0.1, "max_entropy_coef": 0.15}}),
+    ),
+    "grpo resets": ("grpo", merged(GRPO, {"reset_share": 0.7})),
     "grpo adapters": ("grpo", merged(GRPO, {"learner": {"lora": {"rank": 2}}})),
     "grpo recompute": ("grpo", merged(GRPO, {"learner": {"recompute": "block"}})),
     "grpo cut sampling": ("grpo", merged(GRPO, {"top_k": 40, "top_p": 0.9, "min_p": 0.001, "learner": {"temperature": 0.8}})),

@@ -10,8 +10,8 @@ SMALL_LM: dict[str, Any] = {"lm": {"layers": 1, "width": 32, "heads": 2, "kv_hea
 OF_TURNS = ("gigpo", "turn_ppo", "loop", "grpo_roc", "spa")
 ON_ROLLOUTS = (
     *("grpo", "dr_grpo", "rloo", "reinforce", "remax", "dapo", "gspo", "aipo", "decoupled", "token_ppo", "online_dpo"),
-    *("reinforce_plus_plus", "stable_reinforce", "cispo", "topr", "opmd", "pacs", "oreal", "a_lol", "raft"),
-    *("clip_cov", "kl_cov", "ppo_max"),
+    *("reinforce_plus_plus", "stable_reinforce", "cispo", "topr", "opmd", "p3o", "pacs", "oreal", "a_lol", "raft"),
+    *("clip_cov", "kl_cov", "rl_plus", "ppo_max"),
     *("rebel", "inpo"),
     *OF_TURNS,
 )

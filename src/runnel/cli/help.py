@@ -30,7 +30,10 @@ SHARED = {
     *("data", "filter", "lm", "learner", "engine", "curriculum", "sources", "new_tasks", "exchange", "talk"),
 }
 """Groups of fields that many recipes have. Any other group is the algorithm's own."""
-RARE = {"duration_power", "kl_in", "aggregation", "dual_clip", "behaviour_of", "behaviour_from"}
+RARE = {
+    *("duration_power", "kl_in", "aggregation", "dual_clip", "behaviour_of", "behaviour_from"),
+    *("entropy_target", "entropy_step", "max_entropy_coef"),
+}
 """Settings of algorithms that few people set: they stand among the others."""
 
 

@@ -28,6 +28,8 @@ KNOWN = {
     "tensor:ConnectFour": "a board game in turns, with masks; so are TicTacToe, Kuhn and Leduc (poker); recipes for teams",
     "tensor:Meeting": "two agents with continuous actions that are paid for meeting; recipe masac",
     "tensor:HideAndSeek": "hiders and seekers with boxes, ramps and locks; recipes ippo and mappo with net.entities attention",
+    "tensor:Kitchen": "kitchens of Overcooked, where two cooks make soups; recipes for teams",
+    "tensor:Battle": "small armies against a scripted one, as SMAX, with masks; recipes for teams",
     "tensor:TwoStep": "a team paid by tables; so are MatrixGame, RockPaperScissors, Climbing, Penalty; recipes for teams",
     "runnel.envs.toy:Recall": "remember a cue; needs a recurrent network",
     "runnel.envs.toy:TruncationTrap": "constant reward, truncated only: tests bootstrapping",

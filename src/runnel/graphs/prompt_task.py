@@ -307,6 +307,8 @@ class PromptTask:
         sampling: SamplingConfig,
         greedy_first: bool = False,
         max_refills: int = 0,
+        demo_first: bool = False,
+        reset_share: float = 0.0,
         filter: DifficultyConfig | None = None,
         room: bool = False,
         reference: ReferencePlan | None = None,
@@ -329,6 +331,8 @@ class PromptTask:
                     sampling=sampling,
                     greedy_first=greedy_first,
                     max_refills=max_refills,
+                    demo_first=demo_first,
+                    reset_share=reset_share,
                     reference=reference,
                     reward_timeout_s=self._reward_timeout_s,
                     reward_wait_s=0.005 if self._overlap else 0.0,  # a reward that is ready rings no bell

@@ -36,6 +36,7 @@ from runnel.graphs.unused import (
 from runnel.llm.algorithms.base import Algorithm, PolicyAlgorithm, PolicyConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.chat.config import TalkConfig
+from runnel.llm.checks.demonstrations import check_answers, check_resets
 from runnel.llm.engines.choose import EngineConfig
 from runnel.llm.engines.requests import SamplingConfig
 from runnel.llm.learning.learner import DEMOS, TokenLearnerConfig
@@ -52,7 +53,7 @@ class PromptConfig(RunConfig):
     """`num_prompts` groups of `group_size` completions an update, after an optional supervised warm-up."""
 
     on_resume: ClassVar[OnResume] = (
-        may_change("max_refills", "top_k", "top_p", "min_p", "stop", then="counts from the next prompt on")
+        may_change("max_refills", "reset_share", "top_k", "top_p", "min_p", "stop", then="counts from the next prompt on")
         | stays("task", "tasks", "reward_model", why="a run is of one task")
         | stays("chat", "tools", "agents", why="a run is of one task")
         | stays("max_turns", "max_context", why="segments of that size are on their way")
@@ -64,6 +65,8 @@ class PromptConfig(RunConfig):
 
     greedy_first: ClassVar[bool] = False
     """The first completion of each group is greedy, and not trained on: a baseline."""
+    demo_first: ClassVar[bool] = False
+    """The first completion of each group is the demonstrated answer."""
     chat: str = ""
     """Conversations in place of prompts: a built-in world (calculator, guess, ...; see docs/guides/worlds.md), or your own
     environment as path/to/file.py:make_env."""
@@ -95,6 +98,9 @@ class PromptConfig(RunConfig):
     max_refills: int = bounded(0, at_least=0)
     """Dynamic sampling: a prompt whose completions all got the same reward is replaced by another one, at most so many times in
     a row. 0: all prompts are trained on."""
+    reset_share: float = bounded(0.0, at_least=0, at_most=1)
+    """Share of the prompts whose completions begin behind a part of the demonstrated answer, of a random length (dataset reset,
+    DR-PO). Rewards judge the whole answer; only the completion is trained."""
     max_tokens: int = bounded(0, at_least=0)
     """Longest completion in tokens; 0: the limit of the task."""
     top_k: int = bounded(0, at_least=0)
@@ -131,6 +137,11 @@ class PromptConfig(RunConfig):
         return rows_of(share, self.num_prompts * self.group_size) if share else 0
 
     @property
+    def uses_answers(self) -> bool:
+        """Whether demonstrated answers are trained on, or completions begin with a part of one."""
+        return bool(self.warmup_updates or self.mixed_rows or self.reset_share or self.demo_first)
+
+    @property
     def has_turns(self) -> bool:
         """Whether trajectories are conversations of several turns, and not completions."""
         return bool(self.chat or self.tools)
@@ -152,6 +163,8 @@ class PromptConfig(RunConfig):
         if not self.has_turns:
             policies = [name for name in groups if isinstance(getattr(self, name), PolicyConfig)]
             own |= {f"{name}.{one}": OF_TURNS for name in policies for one in getattr(self, name).of_turns}
+        else:
+            own |= {"reset_share": "is of completions; conversations begin at their first turn"}
         parts = ({} if self.warmup_updates else OF_WARM_UP) | ({} if self.filter.on else OF_FILTER)
         parts |= {} if self.new_tasks.capacity else OF_NEW_TASKS
         parts |= of_sources(self.tasks, self.sources.pick) | of_turns(self.chat, self.tools) | self.talk.unused()
@@ -174,11 +187,26 @@ class PromptConfig(RunConfig):
             name, value = ("warmup_updates", self.warmup_updates) if self.warmup_updates else ("mix", self.mix)
             fix = "prompts with tools have no conversations to imitate; leave it out, or use --chat with a script()"
             raise ConfigError(name, value, fix)
+        if self.reset_share and self.filter.on:
+            fix = "a prompt whose answer is begun for the model is easier than it is, and filter.on would learn that; use 0"
+            raise ConfigError("reset_share", self.reset_share, fix)
+        if self.demo_first:
+            self._check_demo_first()
         if self.mixed_rows and self.learner.in_parts:
             fix = "the losses of rollouts and demonstrations are divided by different numbers, which parts cannot; use false"
             raise ConfigError("learner.in_parts", True, fix)
         if self.num_prompts % self.num_actors:
             raise ConfigError("num_prompts", self.num_prompts, f"must divide among num_actors = {self.num_actors}")
+
+    def _check_demo_first(self) -> None:
+        """Refuse what a demonstration in each group has no place in."""
+        fix = "this recipe puts the demonstrated answer into each group, and conversations have none; leave it out"
+        for name, value in (("chat", self.chat), ("tools", self.tools)):
+            if value:
+                raise ConfigError(name, value, fix)
+        if self.filter.on:
+            fix = "this recipe puts the demonstrated answer into each group, so prompts look easier than they are; use false"
+            raise ConfigError("filter.on", True, fix)
 
 
 def prompt_graph(
@@ -196,6 +224,10 @@ def prompt_graph(
     if learner is not None and c.placement.trainers > 1:
         raise ConfigError("placement.trainers", c.placement.trainers, "this recipe's learner works alone; use 1")
     task = _task_of(c)
+    if c.reset_share:
+        check_resets(task.task, c.reset_share)
+    if c.demo_first:
+        check_answers(task.task)
     if algorithm is not None:
         chosen = algorithm(task)
         refuse_unused(c, unused_by_learner(c.learner, needs=chosen.needs))
@@ -219,6 +251,8 @@ def prompt_graph(
             sampling=c.sampling,
             greedy_first=c.greedy_first,
             max_refills=c.max_refills,
+            demo_first=c.demo_first,
+            reset_share=c.reset_share,
             filter=c.filter,
             room=c.new_tasks.capacity > 0,
             reference=reference,
@@ -255,7 +289,7 @@ def prompt_graph(
         room=task.room(c.new_tasks, c.data) if c.new_tasks.capacity else None,
         policy=lambda: task.policy(temperature=c.learner.temperature),
         export=task.export,
-        look=lambda: [*_slow_imitation(c), *task.look(demos=bool(c.warmup_updates or c.mixed_rows))],
+        look=lambda: [*_slow_imitation(c), *task.look(demos=c.uses_answers)],
         disk=None if algorithm is None else lambda: task.disk(c.learner, algorithm(task).needs),
     )
 

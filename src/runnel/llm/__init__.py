@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from runnel.llm.algorithms.loop import LOOP as LOOP, LOOPConfig as LOOPConfig
     from runnel.llm.algorithms.opmd import OPMD as OPMD, OPMDConfig as OPMDConfig
     from runnel.llm.algorithms.oreal import OREAL as OREAL, OREALConfig as OREALConfig
+    from runnel.llm.algorithms.p3o import P3O as P3O, P3OConfig as P3OConfig
     from runnel.llm.algorithms.pacs import PACS as PACS, PACSConfig as PACSConfig
     from runnel.llm.algorithms.ppo import TokenPPO as TokenPPO, TokenPPOConfig as TokenPPOConfig
     from runnel.llm.algorithms.ppo_max import PPOMax as PPOMax, PPOMaxConfig as PPOMaxConfig
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     )
     from runnel.llm.algorithms.reward_model import RewardModelling as RewardModelling
     from runnel.llm.algorithms.sft import SupervisedFineTuning as SupervisedFineTuning
+    from runnel.llm.algorithms.rl_plus import RLPlus as RLPlus, RLPlusConfig as RLPlusConfig
     from runnel.llm.algorithms.spa import SPA as SPA, SPAConfig as SPAConfig
     from runnel.llm.algorithms.topr import TOPR as TOPR, TOPRConfig as TOPRConfig
     from runnel.llm.algorithms.turn_ppo import TurnPPO as TurnPPO, TurnPPOConfig as TurnPPOConfig

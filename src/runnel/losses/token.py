@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runnel.losses.base import Loss, same_shape
-from runnel.ops.credit import leave_one_out, row_sum
+from runnel.ops.credit import group_sum, leave_one_out, row_sum
 
 
 def policy_loss(
@@ -217,6 +217,76 @@ def score_label_loss(
         right = ((psi > 0) == (truth > 0.5)).to(length.dtype)
         metrics = {"pacs/accuracy": (right * length).sum() / count, "approx_kl": _k3(logprob - old_logprob).sum() / count}
     return Loss((share * each).sum() / denominator, metrics)
+
+
+def pairwise_policy_loss(
+    logprob: Tensor,
+    old_logprob: Tensor,
+    reward: Tensor,
+    *,
+    row: Tensor,
+    group: Tensor,
+    clip: float | None,
+    max_ratio: float,
+    denominator: float,
+    count: float,
+) -> Loss:
+    """PPO on all pairs of sequences of a group: P3O (Wu et al. 2023, arXiv:2310.00212). `[M] -> []`
+
+        d_i  = sum_t (logprob_it - old_logprob_it),   d_ij = d_i - d_j,   A_ij = (R_i - R_j) / 2
+        w_ij = min(exp(d_i + d_j), max_ratio)                                                    no gradient through w
+        L    = -1/N sum_groups 2 / (K - 1) sum_{i<j} w_ij min(A_ij d_ij, A_ij clip(d_ij, -clip, clip))
+
+    `row` numbers sequences, `group` groups of K of them; `reward` has the R_i of each token's sequence. All sequences of a
+    group must be here. With N the number of sequences, groups of one size count alike.
+    """
+    same_shape("pairwise_policy_loss", logprob=logprob, old_logprob=old_logprob, reward=reward, row=row, group=group)
+    found, row = torch.unique(row, return_inverse=True)
+    num = len(found)
+    length = row_sum(torch.ones_like(logprob), row, num)
+    gap = row_sum(logprob - old_logprob, row, num)
+    paid = row_sum(reward.to(logprob.dtype), row, num) / length
+    # the group of a sequence is that of any of its tokens
+    mine = torch.zeros_like(found).scatter(0, row, group)
+    size = group_sum(torch.ones_like(length), mine)
+    i, j = (mine[:, None] == mine[None, :]).triu(1).nonzero(as_tuple=True)
+    moved, half = gap[i] - gap[j], 0.5 * (paid[i] - paid[j])
+    near = moved if clip is None else moved.clamp(-clip, clip)
+    weight = torch.exp(gap[i] + gap[j]).detach().clamp(max=max_ratio)
+    gain = torch.minimum(half * moved, half * near)
+    with torch.no_grad():
+        hit = (half * moved > half * near).to(length.dtype)
+        share = (row_sum(hit, i, num) + row_sum(hit, j, num)) / (size - 1.0).clamp(min=1.0)
+        metrics = {"clip_fraction": (share * length).sum() / count, "approx_kl": _k3(logprob - old_logprob).sum() / count}
+    return Loss(-(2.0 / (size[i] - 1.0) * weight * gain).sum() / denominator, metrics)
+
+
+def external_loss(
+    logprob: Tensor,
+    old_logprob: Tensor,
+    advantage: Tensor,
+    *,
+    weight: Tensor,
+    vocab_size: int,
+    focus: float,
+    denominator: float,
+    count: float,
+) -> Loss:
+    """Policy gradient on tokens that someone unknown made: RL-PLUS (Dong et al. 2025, arXiv:2508.00222). `[M] -> []`
+
+        omega_i = (old_i + 1 / vocab_size) / 2            what is guessed of who made the token;  old_i = exp(old_logprob_i)
+        r_i     = 2 pi_i / (omega_i + old_i)              multiple importance sampling;           pi_i = exp(logprob_i)
+        L       = -1/N sum_i w_i r_i (1 - pi_i)^focus A_i                                         no gradient through (1 - pi_i)
+
+    The old policy in the divisor keeps the weight below 4/3 pi_i / old_i, and the guess keeps it below 4 vocab_size pi_i.
+    """
+    same_shape("external_loss", logprob=logprob, old_logprob=old_logprob, advantage=advantage, weight=weight)
+    pi, old = torch.exp(logprob), torch.exp(old_logprob)
+    ratio = 2.0 * pi / (0.5 * (old + 1.0 / vocab_size) + old)
+    unlikely = (1.0 - pi.detach()).clamp(min=0.0) ** focus
+    with torch.no_grad():
+        metrics = {"external/ratio": ratio.sum() / count, "external/probability": pi.sum() / count}
+    return Loss(-(weight * ratio * unlikely * advantage).sum() / denominator, metrics)
 
 
 def distance_loss(logprob: Tensor, old_logprob: Tensor, *, weight: Tensor, denominator: float) -> Loss:

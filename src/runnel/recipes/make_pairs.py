@@ -32,6 +32,7 @@ class Config(rl.PromptConfig):
         others: tuple[str, ...] = (
             "warmup_updates",
             "demo_rows",
+            "reset_share",
             "record.groups_every",
             "placement.reference_workers",
             "placement.trainers",

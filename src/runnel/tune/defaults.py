@@ -64,6 +64,7 @@ SPACES: dict[str, dict[str, str]] = {
             "remax",
             "topr",
             "opmd",
+            "p3o",
             "pacs",
             "oreal",
             "a_lol",
@@ -80,6 +81,7 @@ SPACES: dict[str, dict[str, str]] = {
         name: {"learner.lr": LM_RATE, "covariance.share": "log(1e-4, 1e-2)", "covariance.kl_coef": KL}
         for name in ("clip_cov", "kl_cov")
     },
+    "rl_plus": {"learner.lr": LM_RATE, "rl_plus.focus": "{0, 0.5, 1, 2}", "rl_plus.kl_coef": KL},
     "ppo_max": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "ppo_max.kl_coef": KL, "ppo_max.macro": "{1, 3, 5}"},
     "spa": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "spa.clip_high": CLIP, "spa.kl_coef": KL},
     "turn_ppo": {"learner.lr": LM_RATE, "learner.critic_lr": LM_RATE, "turn_ppo.kl_coef": KL},

@@ -14,8 +14,9 @@ def words(rng, low=1, high=6):
     return torch.tensor(rng.integers(3, VOCAB, size=int(rng.integers(low, high))))
 
 
-def group(rng, rewards, version=0, index=0, greedy_first=False, channels=("exact", "style"), **more):
-    """The first channel rewards the answers with `rewards`; `more` are settings of the stream."""
+def group(rng, rewards, version=0, index=0, greedy_first=False, demo_first=False, channels=("exact", "style"), **more):
+    """The first channel rewards the answers with `rewards`; `more` are settings of the stream. With `demo_first` no policy made
+    the first answer."""
     spec = rollout_stream(group_size=len(rewards), max_prompt=6, max_tokens=6, rewards=channels, **more)
     arrays, start = spec.allocate(), 0
     prompt = words(rng)
@@ -27,6 +28,8 @@ def group(rng, rewards, version=0, index=0, greedy_first=False, channels=("exact
         arrays[f"rewards/{channels[0]}"][row] = reward
         if greedy_first and row == 0:
             arrays["loss_mask"][start:end] = False
+        if demo_first and row == 0:
+            arrays["policy_version"][start:end], arrays["logprob"][start:end] = -1, 0.0
         start = end
     used = {"N": start, "R": len(rewards), "U": len(rewards)}
     return Segment(index, spec, Header(used=used), trim(spec, arrays, used))

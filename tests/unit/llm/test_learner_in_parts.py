@@ -20,10 +20,12 @@ from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
 from runnel.llm.algorithms.opmd import OPMD, OPMDConfig
 from runnel.llm.algorithms.oreal import OREAL, OREALConfig
+from runnel.llm.algorithms.p3o import P3O, P3OConfig
 from runnel.llm.algorithms.pacs import PACS, PACSConfig
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
 from runnel.llm.algorithms.raft import RAFT, RAFTConfig
 from runnel.llm.algorithms.reinforce import RLOO, ReinforceConfig
+from runnel.llm.algorithms.rl_plus import RLPlus, RLPlusConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.learning.in_parts import TokenLearnerInParts
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
@@ -42,8 +44,10 @@ ALGORITHMS = {
     "aipo": lambda: AIPO(AIPOConfig(), channels=CHANNELS),
     "cispo": lambda: CISPO(CISPOConfig(), channels=CHANNELS),
     "opmd": lambda: OPMD(OPMDConfig(length_coef=0.3), channels=CHANNELS),
+    "p3o": lambda: P3O(P3OConfig(), channels=CHANNELS),
     "pacs": lambda: PACS(PACSConfig(), channels=CHANNELS),
     "a_lol": lambda: ALoL(ALoLConfig(), channels=CHANNELS),
+    "rl_plus": lambda: RLPlus(RLPlusConfig(), channels=CHANNELS, vocab_size=VOCAB),
     "raft": lambda: RAFT(RAFTConfig(kl_coef=0.3), channels=CHANNELS),
 }
 OF_THE_BATCH = {
@@ -65,11 +69,11 @@ def made(kind, rollouts, **changes):
     return kind(config, build_model(SIZES, VOCAB, seed=0), algorithms=algorithms)
 
 
-def batch(k):
+def batch(k, demo_first=False):
     """Groups of very different lengths; one has no signal."""
     rng = np.random.default_rng(k)
     rewards = [[1.0, 0.0, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0]]
-    return {"rollouts": [group(rng, r, index=i) for i, r in enumerate(rewards)]}
+    return {"rollouts": [group(rng, r, index=i, demo_first=demo_first) for i, r in enumerate(rewards)]}
 
 
 def in_parts(learner, segments, progress=0.0):
@@ -84,7 +88,8 @@ def test_the_step_and_its_metrics_are_those_of_the_whole_batch(name):
     whole, parts = made(TokenLearner, ALGORITHMS[name]()), made(TokenLearnerInParts, ALGORITHMS[name](), in_parts=True)
     assert isinstance(parts, TakesParts)
     for k in range(3):
-        wanted, found = whole.update(whole.prepare(batch(k), progress=k / 3)), in_parts(parts, batch(k), k / 3)
+        some = batch(k, demo_first=name == "rl_plus")
+        wanted, found = whole.update(whole.prepare(some, progress=k / 3)), in_parts(parts, some, k / 3)
         assert found.metrics.keys() == wanted.metrics.keys()
         for metric, value in wanted.metrics.items():
             assert found.metrics[metric] == pytest.approx(value, rel=1e-4, abs=1e-6), metric

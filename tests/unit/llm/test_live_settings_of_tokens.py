@@ -24,12 +24,14 @@ from runnel.llm.algorithms.dpo import DPO, DPOConfig
 from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.opmd import OPMD, OPMDConfig
 from runnel.llm.algorithms.oreal import OREAL, OREALConfig
+from runnel.llm.algorithms.p3o import P3O, P3OConfig
 from runnel.llm.algorithms.pacs import PACS, PACSConfig
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
 from runnel.llm.algorithms.ppo_max import PPOMax, PPOMaxConfig
 from runnel.llm.algorithms.raft import RAFT, RAFTConfig
 from runnel.llm.algorithms.reinforce import Reinforce, ReinforceConfig
 from runnel.llm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePPConfig
+from runnel.llm.algorithms.rl_plus import RLPlus, RLPlusConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.algorithms.topr import TOPR, TOPRConfig
 from runnel.llm.learning.learner import TokenLearner, TokenLearnerConfig
@@ -40,6 +42,7 @@ BOTH: dict[str, Any] = {"channels": {"exact": 1.0, "style": 0.5}, "max_tokens": 
 KL: dict[str, Any] = {"kl_coef": 0.1}
 CASES: dict[str, tuple[Any, Any]] = {
     "grpo": (GRPO, GRPOConfig(**KL)),
+    "grpo, entropy held": (GRPO, GRPOConfig(**KL, entropy_target=100.0, entropy_step=1e-2, max_entropy_coef=0.1)),
     "dapo": (DAPO, DAPOConfig(**KL, overlong_buffer=4)),
     "decoupled": (DecoupledPPO, DecoupledConfig(**KL)),
     "aipo": (AIPO, AIPOConfig(**KL)),
@@ -50,12 +53,14 @@ CASES: dict[str, tuple[Any, Any]] = {
     "cispo": (CISPO, CISPOConfig(**KL, min_ratio=0.1)),
     "topr": (TOPR, TOPRConfig(**KL)),
     "opmd": (OPMD, OPMDConfig(**KL, length_coef=0.1)),
+    "p3o": (P3O, P3OConfig(**KL)),
     "pacs": (PACS, PACSConfig(**KL)),
     "oreal": (OREAL, OREALConfig(**KL)),
     "a_lol": (ALoL, ALoLConfig(**KL)),
     "raft": (RAFT, RAFTConfig(**KL, keep="passing")),
     "clip_cov": (Covariance, CovarianceConfig(**KL, share=1.0, low=-0.1, high=0.1)),
     "kl_cov": (Covariance, CovarianceConfig(**KL, how="kl", share=0.1)),
+    "rl_plus": (RLPlus, RLPlusConfig()),
     "ppo_max": (PPOMax, PPOMaxConfig(reward_clip=1.0, advantage_clip=1.0, value_clip=None)),
 }
 OWN = {"lr": 1e-3, "max_grad_norm": 1e-3, "critic_lr": 1e-3}
@@ -73,9 +78,16 @@ VALUES = {
     "share": 0.01,
     "pass_reward": -1.0,
     "baseline": -1.0,
+    "clip": 1e-6,
+    "entropy_target": 1e-6,
+    "max_entropy_coef": 1e-3,
 }
+OF_ENTROPY = ("entropy_target", "entropy_step", "max_entropy_coef")
 SHARED = live_fields(ClipConfig)
-NEWER = ("reinforce_plus_plus", "cispo", "topr", "opmd", "pacs", "oreal", "a_lol", "raft", "clip_cov", "kl_cov", "ppo_max")
+NEWER = (
+    *("reinforce_plus_plus", "cispo", "topr", "opmd", "p3o", "pacs", "oreal", "a_lol", "raft"),
+    *("clip_cov", "kl_cov", "rl_plus", "ppo_max"),
+)
 """Of these, what is their own is changed; the rest is of classes that others have, too."""
 MOVED = [
     (name, field)
@@ -84,12 +96,14 @@ MOVED = [
     if name not in NEWER
     or not (field in {*SHARED, "dual_clip", "value_clip", "gamma", "gae_lambda"} or field in config.unused())
 ]
+MOVED = [case for case in MOVED if (case[0] == "grpo, entropy held") == (case[1] in OF_ENTROPY)]
 MOVED += [("grpo", "lr"), ("grpo", "max_grad_norm"), ("ppo", "critic_lr")]
 
 
 def learner_of(name: str, config: Any, **changes: Any) -> TokenLearner:
     kind, _ = CASES[name]
-    algorithm = kind(config) if kind is DPO else kind(config, **BOTH)
+    more = {"vocab_size": VOCAB} if kind is RLPlus else {}
+    algorithm = kind(config) if kind is DPO else kind(config, **BOTH, **more)
     own = dataclasses.replace(TokenLearnerConfig(lr=1e-2, max_mismatch=1e9, warmup_updates=1, num_epochs=3), **changes)
     return TokenLearner(own, build_model(SIZES, VOCAB, seed=0), algorithms={"pairs" if kind is DPO else "rollouts": algorithm})
 
@@ -98,9 +112,9 @@ def trained(learner: TokenLearner, name: str, first: int, last: int) -> list[dic
     found = []
     for seed in range(first, last):
         rng = np.random.default_rng(seed)
-        made = (
-            {"pairs": [pairs(rng, 3)]} if name == "dpo" else {"rollouts": [group(rng, [1.0, 0.0, 0.3]), group(rng, [0.0, 1.0])]}
-        )
+        first = {"demo_first": name == "rl_plus"}
+        groups = [group(rng, rewards, **first) for rewards in ([1.0, 0.0, 0.3], [0.0, 1.0])]
+        made = {"pairs": [pairs(rng, 3)]} if name == "dpo" else {"rollouts": groups}
         found.append(learner.update(learner.prepare(made, progress=0.0)).metrics)
     return found
 

@@ -6,7 +6,7 @@ nothing of batches; gradients are their central differences. What carries no gra
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -26,10 +26,13 @@ from runnel.llm.algorithms.grpo import GRPO, GRPOConfig
 from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
 from runnel.llm.algorithms.opmd import OPMD, OPMDConfig
 from runnel.llm.algorithms.oreal import OREAL, OREALConfig
+from runnel.llm.algorithms.p3o import P3O, P3OConfig
 from runnel.llm.algorithms.pacs import PACS, PACSConfig
 from runnel.llm.algorithms.ppo_max import PPOMax, PPOMaxConfig
 from runnel.llm.algorithms.raft import RAFT, RAFTConfig
+from runnel.llm.algorithms.reinforce import RLOO, ReinforceConfig
 from runnel.llm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePPConfig
+from runnel.llm.algorithms.rl_plus import RLPlus, RLPlusConfig
 from runnel.llm.algorithms.topr import TOPR, TOPRConfig
 from runnel.llm.learning.batches import MicroBatch, join_rows, merge, split_tokens
 
@@ -262,6 +265,34 @@ def test_a_lol_learns_from_what_was_better_than_expected(ratio, clip):
     check(ALoL(ALoLConfig(ratio=ratio, clip=clip), **BOTH), equation)
 
 
+# ------------------------------------------------------------------------------------------------- demonstrations in groups
+@pytest.mark.parametrize(("focus", "aggregation"), [(0.0, "sequence"), (1.0, "token"), (2.5, "sequence")])
+def test_rl_plus_weighs_the_demonstration_of_each_group(focus, aggregation):
+    rows, num_tokens = made(), 50
+    shown = rows["row_owner"].new_tensor([0, 5, 9])[:, None] == torch.arange(len(rows["row_length"]))
+    by_token = torch.repeat_interleave(shown.any(dim=0), rows["row_length"])
+    rows["policy_version"] = torch.where(by_token, -1, rows["policy_version"])
+    rows["external_logprob"] = rows["proximal_logprob"]
+
+    def equation(rows, now):
+        terms = []
+        for i, (r, x, A) in enumerate(zip(rows, now, relative(rows, "group"), strict=True)):
+            if i not in (0, 5, 9):
+                terms.append(surrogate(np.exp(x - r["old"]), A))
+                continue
+            old, pi = np.exp(r["prox"]), np.exp(x)
+            author = (old + 1 / num_tokens) / 2
+            terms.append(2 * pi / (author + old) * (1 - np.exp(r["now"])) ** focus * A)
+        return -mean_of(rows, terms, aggregation)
+
+    config = RLPlusConfig(**CLIP, focus=focus, aggregation=aggregation)
+    algorithm = RLPlus(config, **BOTH, vocab_size=num_tokens)
+    check(algorithm, equation, rows=rows)
+    batch, hand = algorithm.annotate(rows, SingleProcess()), by_hand(rows)
+    own = [r["R"] for i, r in enumerate(hand) if i not in (0, 5, 9)]
+    assert batch["stats/reward/mean"].item() == pytest.approx(np.mean(own)), "the demonstration is none of the policy's"
+
+
 # ----------------------------------------------------------------------------------------------------------- other losses
 @pytest.mark.parametrize(("tau", "length_coef"), [(0.0, 0.0), (0.7, 0.0), (0.3, 0.5)])
 def test_mirror_descent_and_its_length_reward(tau, length_coef):
@@ -279,6 +310,35 @@ def test_mirror_descent_and_its_length_reward(tau, length_coef):
         return -total / len(rows)
 
     check(OPMD(OPMDConfig(tau=tau, length_coef=length_coef), **BOTH), equation)
+
+
+@pytest.mark.parametrize(("clip", "max_ratio", "kl"), [(0.2, 5.0, 0.0), (0.9, 1.1, 0.3), (None, 1.0, 0.0)])
+def test_p3o_compares_the_pairs_of_a_group(clip, max_ratio, kl):
+    def equation(rows, now):
+        rewards = [r["R"] - kl * (r["old"] - r["ref"]).sum() for r in rows]
+        moved = [(x - r["old"]).sum() for r, x in zip(rows, now, strict=True)]
+        start = [(r["now"] - r["old"]).sum() for r in rows]
+        total = 0.0
+        for g in {r["g"] for r in rows}:
+            mine = [i for i, r in enumerate(rows) if r["g"] == g]
+            pairs, each = list(combinations(mine, 2)), 0.0
+            for i, j in pairs:
+                A, d = (rewards[i] - rewards[j]) / 2, moved[i] - moved[j]
+                each += min(np.exp(start[i] + start[j]), max_ratio) * min(A * d, A * (np.clip(d, -clip, clip) if clip else d))
+            total += len(mine) * each / len(pairs)
+        return -total / len(rows)
+
+    gradient = check(P3O(P3OConfig(clip=clip, max_ratio=max_ratio, kl_coef=kl), **BOTH), equation)
+    shifted = made(rewards=[[x + 3.0 + g for x in some] for g, some in enumerate(REWARDS)])
+    config = P3OConfig(clip=clip, max_ratio=max_ratio, kl_coef=kl)
+    np.testing.assert_allclose(joined(P3O(config, **BOTH), shifted, 1000)[1], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_p3o_on_fresh_samples_is_rloo():
+    rows = made()
+    fresh = Batch(rows | {"logprob": rows["now"].clone()})
+    pairs, one = joined(P3O(P3OConfig(), **BOTH), fresh, 1000)[1], joined(RLOO(ReinforceConfig(), **BOTH), fresh, 1000)[1]
+    np.testing.assert_allclose(pairs, one, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.3])

@@ -32,6 +32,7 @@ from runnel.llm.algorithms.gspo import GSPO, GSPOConfig
 from runnel.llm.algorithms.loop import LOOP, LOOPConfig
 from runnel.llm.algorithms.opmd import OPMD, OPMDConfig
 from runnel.llm.algorithms.oreal import OREAL, OREALConfig
+from runnel.llm.algorithms.p3o import P3O, P3OConfig
 from runnel.llm.algorithms.pacs import PACS, PACSConfig
 from runnel.llm.algorithms.ppo import TokenPPO, TokenPPOConfig
 from runnel.llm.algorithms.ppo_max import PPOMax, PPOMaxConfig
@@ -40,6 +41,7 @@ from runnel.llm.algorithms.regression import INPO, REBEL, INPOConfig, REBELConfi
 from runnel.llm.algorithms.reinforce import RLOO, Reinforce, ReinforceConfig, ReMax
 from runnel.llm.algorithms.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePPConfig
 from runnel.llm.algorithms.reward_model import RewardModelling
+from runnel.llm.algorithms.rl_plus import RLPlus, RLPlusConfig
 from runnel.llm.algorithms.sft import SupervisedFineTuning
 from runnel.llm.algorithms.spa import SPA, SPAConfig
 from runnel.llm.algorithms.topr import TOPR, TOPRConfig
@@ -85,12 +87,14 @@ ALGORITHMS = {
     "cispo": lambda: CISPO(CISPOConfig(normalise="batch"), **BOTH),
     "topr": lambda: TOPR(TOPRConfig(), **BOTH),
     "opmd": lambda: OPMD(OPMDConfig(length_coef=0.5), **BOTH),
+    "p3o": lambda: P3O(P3OConfig(), **BOTH),
     "pacs": lambda: PACS(PACSConfig(), channels={"exact": 0.25}),
     "oreal": lambda: OREAL(OREALConfig(), **BOTH),
     "a_lol": lambda: ALoL(ALoLConfig(), **BOTH),
     "raft": lambda: RAFT(RAFTConfig(kl_coef=0.1), **BOTH),
     "clip_cov": lambda: Covariance(CovarianceConfig(share=0.2, low=-1.0), **BOTH),
     "kl_cov": lambda: Covariance(CovarianceConfig(how="kl", share=0.2), **BOTH),
+    "rl_plus": lambda: RLPlus(RLPlusConfig(kl_coef=0.1), **BOTH, vocab_size=VOCAB),
     "ppo_max": lambda: PPOMax(PPOMaxConfig(macro=2, keep="best_worst"), **BOTH),
     "online_dpo": lambda: OnlineDPO(DPOConfig(), channels={"exact": 1.0}),
     "rebel": lambda: REBEL(REBELConfig(eta=0.5), channels={"exact": 1.0}),
@@ -120,7 +124,7 @@ def segments_of(name, rng, num):
     if name == "sft":
         return {"demos": [demos(rng, 3) for _ in range(num)]}
     made = [rng.integers(0, 3, size=3).astype(float) for _ in range(num)]
-    return {"rollouts": [group(rng, rewards, greedy_first=name == "remax") for rewards in made]}
+    return {"rollouts": [group(rng, rewards, greedy_first=name == "remax", demo_first=name == "rl_plus") for rewards in made]}
 
 
 def learner_of(name, segments, **changes):

@@ -31,7 +31,7 @@ NUMBERS: dict[str, Any] = {
     **{"clip_low": 0.2, "clip_high": 0.2, "max_ratio": 2.0, "behaviour": "clamp", "behaviour_low": 0.5, "behaviour_high": 2.0},
     **{"beta": 0.1, "num_rows": N, "num_units": N, "version": 3, "target_entropy": -1.0, "entropy_coef": 0.0, "delta": 1.0},
     "expectile": 0.7,
-    **{"max_log_ratio": None, "min_ratio": 0.0, "tau": 0.5},
+    **{"max_log_ratio": None, "min_ratio": 0.0, "tau": 0.5, "vocab_size": 50, "focus": 1.0},
     **{"mean": True, "form": "sigmoid", "smoothing": 0.1, "scale": 1.0, "gap": 0.5},
 }
 SPECIAL: dict[str, dict[str, Tensor]] = {

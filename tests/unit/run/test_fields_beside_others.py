@@ -59,6 +59,8 @@ ALWAYS = {
         "cispo.min_ratio",
         "ppo_max.value_clip",
         "opmd.tau",
+        "p3o.clip",
+        "p3o.max_ratio",
         "max_log_ratio",
         "opmd.length_coef",
         "oreal.weigh_right",

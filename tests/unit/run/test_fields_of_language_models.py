@@ -33,11 +33,14 @@ TEXT: dict[str, Any] = {
 }
 ROLLOUTS = {**TEXT, "num_prompts": 2, "group_size": 3}
 GROUPS = {
-    **dict(zip(*[("grpo", "dapo", "gspo", "rloo", "reinforce", "remax", "aipo", "decoupled")] * 2, strict=True)),
-    **dict(zip(*[("gigpo", "turn_ppo", "loop", "grpo_roc", "spa")] * 2, strict=True)),
-    **dict(
-        zip(*[("reinforce_plus_plus", "cispo", "topr", "opmd", "pacs", "oreal", "a_lol", "raft", "ppo_max")] * 2, strict=True)
-    ),
+    **{
+        name: name
+        for name in (
+            *("grpo", "dapo", "gspo", "rloo", "reinforce", "remax", "aipo", "decoupled"),
+            *("gigpo", "turn_ppo", "loop", "grpo_roc", "spa"),
+            *("reinforce_plus_plus", "cispo", "topr", "opmd", "p3o", "pacs", "oreal", "a_lol", "raft", "ppo_max", "rl_plus"),
+        )
+    },
     "clip_cov": "covariance",
     "token_ppo": "ppo",
     "online_dpo": "dpo",
@@ -114,6 +117,7 @@ TRIES: dict[str, Try] = {
     "reward_model": Try(model_folder(scores=True)),
     "pairs": Try(pairs_file()),
     "max_refills": Try(seen="wired"),
+    "reset_share": Try(1.0),
     "max_tokens": Try(2),
     "top_k": Try(1),
     "stop": Try(tuple(map(chr, range(1, 127)))),
@@ -168,6 +172,8 @@ TRIES: dict[str, Try] = {
     "opmd.tau": Try(10.0, STEPS),
     "opmd.length_coef": Try(given=ENDS),
     "opmd.pass_reward": Try(-1.0, {"opmd.length_coef": 1.0, **ENDS}),
+    "p3o.clip": Try(1e-4, STEPS),
+    "p3o.max_ratio": Try(1.0, STEPS),
     "oreal.weigh_right": Try(given=SIX),
     "raft.keep": Try(given=SIX),
     "oreal.pass_reward": Try(0.0),
@@ -235,16 +241,21 @@ OF["reward_model"] = (
     }
 )
 REFRESHED = {"learner.reference_every": 1, "total_updates": 3}
+HELD = {"total_updates": 3}
+"""The weight of entropy moves after the first update."""
 for recipe, group in GROUPS.items():
     held = getattr(getattr(registry.load_recipe(recipe).Config(), group), "kl_coef", 1.0) > 0
     kl = {} if held or group in PAIRED else {f"{group}.kl_coef": 0.5}
     OF[recipe] = {
         f"{group}.kl_in": Try(given=kl),
-        f"{group}.duration_power": Try(given=TALK),
+        f"{group}.duration_power": Try(given={} if recipe == "rl_plus" else TALK),  # that one has no conversations
         f"{group}.clip_low": Try(1e-4, STEPS),
         f"{group}.clip_high": Try(1e-4, STEPS),
         f"{group}.dual_clip": Try(1.001, STEPS),
         f"{group}.aggregation": Try(given=ENDS),
+        f"{group}.entropy_target": Try(100.0, HELD),
+        f"{group}.entropy_step": Try(1e-3, HELD | {f"{group}.entropy_target": 100.0}),
+        f"{group}.max_entropy_coef": Try(1e-5, HELD | {f"{group}.entropy_target": 100.0}),
         "learner.reference_every": Try(1, kl | {"total_updates": 3}),
         # REBEL compares with what was recorded: it has no reference
         "learner.reference_decay": Try(given={**kl, **({} if group == "rebel" else REFRESHED)}),

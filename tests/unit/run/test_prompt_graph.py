@@ -46,7 +46,10 @@ def test_the_plain_policy_gradient_is_refused_on_samples_of_older_weights(recipe
 
 def test_what_weighs_its_samples_may_use_them_again() -> None:
     assert build("rloo").title == "reverse"
-    weighed = ("reinforce_plus_plus", "cispo", "topr", "opmd", "pacs", "a_lol", "raft", "clip_cov", "kl_cov", "ppo_max")
+    weighed = (
+        *("reinforce_plus_plus", "cispo", "topr", "opmd", "p3o", "pacs", "a_lol", "raft"),
+        *("clip_cov", "kl_cov", "rl_plus", "ppo_max"),
+    )
     for recipe in ("grpo", "aipo", "decoupled", "online_dpo", *weighed):
         for _, settings in STALE:
             assert build(recipe, **settings).title == "reverse"

@@ -7,12 +7,14 @@ contract of vectors of teams, and `team_view.py` shows one world in Python.
 
 from runnel.envs.device.acrobot import Acrobot
 from runnel.envs.device.base import ArrayEnv, TensorEnv
+from runnel.envs.device.battle.world import Battle
 from runnel.envs.device.boards import ConnectFour, TicTacToe
 from runnel.envs.device.cartpole import CartPole
 from runnel.envs.device.grid import FourRooms
 from runnel.envs.device.hazard import GoalBeyondHazard
 from runnel.envs.device.hide_grid.world import HideAndSeekGrid
 from runnel.envs.device.hide_and_seek import HideAndSeek
+from runnel.envs.device.kitchen.world import Kitchen
 from runnel.envs.device.ladder import Ladder
 from runnel.envs.device.matrix import Climbing, MatrixGame, Penalty, RockPaperScissors, TwoStep
 from runnel.envs.device.meeting import Meeting
@@ -54,6 +56,8 @@ TENSOR_TEAMS: dict[str, type[TensorTeamEnv]] = {
     "Meeting": Meeting,
     "HideAndSeek": HideAndSeek,
     "HideAndSeekGrid": HideAndSeekGrid,
+    "Kitchen": Kitchen,
+    "Battle": Battle,
 }
 
 __all__ = [
@@ -61,6 +65,7 @@ __all__ = [
     "TENSOR_TEAMS",
     "Acrobot",
     "ArrayEnv",
+    "Battle",
     "CartPole",
     "Climbing",
     "ConnectFour",
@@ -68,6 +73,7 @@ __all__ = [
     "GoalBeyondHazard",
     "HideAndSeek",
     "HideAndSeekGrid",
+    "Kitchen",
     "Kuhn",
     "Ladder",
     "Leduc",

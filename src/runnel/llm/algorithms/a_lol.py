@@ -11,7 +11,7 @@ from runnel.core.bounds import bounded
 from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, live, may_change
-from runnel.llm.algorithms.base import CLIP_METRICS, Aggregation, Part, PolicyAlgorithm, PolicyConfig
+from runnel.llm.algorithms.base import CLIP_METRICS, Part, PolicyConfig, TrajectoryAlgorithm
 from runnel.losses.base import Loss
 from runnel.losses.token import truncated_loss
 from runnel.ops.credit import group_mean
@@ -29,7 +29,7 @@ class ALoLConfig(PolicyConfig):
     """Importance weights are kept within 1 - clip and 1 + clip; with 0 they are 1 (the paper's A-LoL reference-free)."""
 
 
-class ALoL(PolicyAlgorithm):
+class ALoL(TrajectoryAlgorithm):
     """Advantage-leftover lunch RL (Baheti et al. 2024, A-LoL, arXiv:2305.14718, sec. 2), on rollouts.
 
         A_i = max(R_i - V(x_i), 0)
@@ -40,15 +40,10 @@ class ALoL(PolicyAlgorithm):
     """
 
     config: ALoLConfig
-    aggregation: Aggregation = "sum"
     metrics = CLIP_METRICS
 
     def credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Tensor:
         return (rewards - group_mean(rewards, rows["group"])).clamp(min=0.0)
-
-    def annotate(self, rows: Batch, collective: Collective) -> Batch:
-        # the ratio may be that of the whole trajectory, so its rows stay together
-        return Batch(super().annotate(rows, collective) | {"unit": rows["row_owner"]})
 
     def loss(self, part: Part, denominator: float) -> Loss:
         return truncated_loss(

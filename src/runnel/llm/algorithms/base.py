@@ -22,14 +22,15 @@ from runnel.core.contracts.learning import Collective
 from runnel.core.errors import ConfigError, DataError
 from runnel.core.records import Batch
 from runnel.core.resuming import NEXT_UPDATE, OnResume, live, may_change
+from runnel.core.state import Metrics, State
 from runnel.llm.algorithms.turns import Turns
-from runnel.llm.learning.batches import NONE, PAIR, POLICY, SCORE, SFT, MicroBatch, token_owner
+from runnel.llm.learning.batches import EXTERNAL, NONE, PAIR, POLICY, SCORE, SFT, MicroBatch, token_owner
 from runnel.losses.base import Loss
 from runnel.losses.token import entropy_loss, kl_loss, policy_loss
 from runnel.ops.credit import group_spread, row_index, row_sum
 from runnel.ops.turns import duration_weights, spread_turns, turn_sum
 
-__all__ = ["NONE", "PAIR", "POLICY", "SCORE", "SFT", "Aggregation", "Algorithm", "Component", "Part"]
+__all__ = ["EXTERNAL", "NONE", "PAIR", "POLICY", "SCORE", "SFT", "Aggregation", "Algorithm", "Component", "Part"]
 
 Aggregation = Literal["token", "sequence", "sum", "constant"]
 """How tokens make a batch's mean: over all tokens; over the means of trajectories; over their sums; over trajectories times a
@@ -91,7 +92,8 @@ class Algorithm(Protocol):
     """An annotation rule and its components.
 
     `needs` names per-token fields that the learner computes first, without gradients: `reference_logprob`, `proximal_logprob`
-    (of the weights at the start of the update), `value` (of the critic).
+    (of the weights at the start of the update), `external_logprob` (of the same, for tokens that no policy made), `value` (of
+    the critic).
     """
 
     @property
@@ -115,6 +117,19 @@ class HasConfig(Protocol):
     """An algorithm that reads its settings from a config at every batch, so that the live ones may change between two."""
 
     config: Any
+
+
+@runtime_checkable
+class Adapts(Protocol):
+    """An algorithm that moves a number of its components after each update on its rows, by what the update measured."""
+
+    def adapt(self, metrics: Metrics) -> None:
+        """Take in the metrics of an update, which are those of all ranks."""
+        ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
 
 
 def aggregate(
@@ -155,7 +170,7 @@ def sum_channels(rows: Mapping[str, Tensor], channels: Mapping[str, float]) -> T
 
 
 CLIP_METRICS: tuple[str, ...] = ("clip_fraction", "approx_kl")
-OPTIONAL = ("logprob", "policy_version", "reference_logprob", "proximal_logprob", "value")
+OPTIONAL = ("logprob", "policy_version", "reference_logprob", "proximal_logprob", "external_logprob", "value")
 """Fields that go from joined rows into the annotated batch as they are."""
 
 
@@ -319,6 +334,32 @@ class ClippedAlgorithm(PolicyAlgorithm):
 
     def loss(self, part: Part, denominator: float) -> Loss:
         return clipped_loss(part, denominator, self.config)
+
+
+class TrajectoryAlgorithm(PolicyAlgorithm):
+    """A policy algorithm whose loss is a sum over the tokens of a trajectory, with one ratio for all of them (or, as it is set,
+    one for each)."""
+
+    aggregation: Aggregation = "sum"
+
+    def annotate(self, rows: Batch, collective: Collective) -> Batch:
+        # the ratio is a product over all rows of a trajectory, so they stay together
+        return Batch(super().annotate(rows, collective) | {"unit": rows["row_owner"]})
+
+
+def trajectory_loss(loss: Callable[..., Loss], part: Part, denominator: float, **own: float) -> Loss:
+    """A loss of `losses.token` that is given the trajectory of each token, with settings of its `own`."""
+    return loss(
+        part.outputs["logprob"],
+        part.fields["logprob"],
+        part.fields["advantage"],
+        row=part.unit,
+        num_rows=part.num_units,
+        weight=part.fields["weight"],
+        denominator=denominator,
+        count=part.count,
+        **own,
+    )
 
 
 def _reference_gap(rows: Batch) -> Tensor:

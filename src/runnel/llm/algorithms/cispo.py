@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from runnel.core.bounds import bounded
-from runnel.core.contracts.learning import Collective
-from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, live
-from runnel.llm.algorithms.base import CLIP_METRICS, Part, PolicyAlgorithm
-from runnel.llm.algorithms.grpo import GroupConfig
+from runnel.llm.algorithms.base import CLIP_METRICS, Part
+from runnel.llm.algorithms.grpo import GroupAlgorithm, GroupConfig
 from runnel.losses.base import Loss
 from runnel.losses.token import truncated_loss
-from runnel.ops.credit import relative_advantage
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,7 @@ class CISPOConfig(GroupConfig):
     """Importance weights are raised to this; 0: none is."""
 
 
-class CISPO(PolicyAlgorithm):
+class CISPO(GroupAlgorithm):
     """Clipped importance sampling policy optimisation (MiniMax-M1, MiniMax 2025, arXiv:2506.13585, eq. 4 and 5).
 
         A_i = (R_i - mean(R)) / std(R)                                                          within the group
@@ -46,13 +40,6 @@ class CISPO(PolicyAlgorithm):
 
     config: CISPOConfig
     metrics = CLIP_METRICS
-
-    def __init__(self, config: CISPOConfig, *, channels: Mapping[str, float], max_tokens: int = 0) -> None:
-        super().__init__(config, channels=channels, max_tokens=max_tokens)
-        self.aggregation = config.aggregation
-
-    def credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Tensor:
-        return relative_advantage(rewards, rows["group"], by=self.config.normalise, collective=collective)
 
     def loss(self, part: Part, denominator: float) -> Loss:
         return truncated_loss(

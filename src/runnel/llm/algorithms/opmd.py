@@ -13,7 +13,7 @@ from runnel.core.bounds import bounded
 from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, live
-from runnel.llm.algorithms.base import Aggregation, Component, Part, PolicyAlgorithm, PolicyConfig
+from runnel.llm.algorithms.base import Component, Part, PolicyConfig, TrajectoryAlgorithm, trajectory_loss
 from runnel.llm.learning.batches import token_owner
 from runnel.losses.base import Loss
 from runnel.losses.token import mirror_descent_loss
@@ -38,7 +38,7 @@ class OPMDConfig(PolicyConfig):
         return super().unused() | length
 
 
-class OPMD(PolicyAlgorithm):
+class OPMD(TrajectoryAlgorithm):
     """Online policy mirror descent of Kimi k1.5 (Kimi Team 2025, arXiv:2501.12599, sec. 2.3.2, eq. 3), with its length
     reward (sec. 2.3.3).
 
@@ -53,7 +53,6 @@ class OPMD(PolicyAlgorithm):
     """
 
     config: OPMDConfig
-    aggregation: Aggregation = "sum"
     metrics = ("mirror/square", "approx_kl")
 
     @property
@@ -78,19 +77,5 @@ class OPMD(PolicyAlgorithm):
     def credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Tensor:
         return rewards - group_mean(rewards, rows["group"])
 
-    def annotate(self, rows: Batch, collective: Collective) -> Batch:
-        # the square is of the whole trajectory, so its rows stay together
-        return Batch(super().annotate(rows, collective) | {"unit": rows["row_owner"]})
-
     def loss(self, part: Part, denominator: float) -> Loss:
-        return mirror_descent_loss(
-            part.outputs["logprob"],
-            part.fields["logprob"],
-            part.fields["advantage"],
-            row=part.unit,
-            num_rows=part.num_units,
-            weight=part.fields["weight"],
-            tau=self.config.tau,
-            denominator=denominator,
-            count=part.count,
-        )
+        return trajectory_loss(mirror_descent_loss, part, denominator, tau=self.config.tau)

@@ -11,7 +11,7 @@ from runnel.core.bounds import bounded
 from runnel.core.contracts.learning import Collective
 from runnel.core.records import Batch
 from runnel.core.resuming import OnResume, live
-from runnel.llm.algorithms.base import Aggregation, Part, PolicyAlgorithm, PolicyConfig
+from runnel.llm.algorithms.base import Part, PolicyConfig, TrajectoryAlgorithm, trajectory_loss
 from runnel.losses.base import Loss
 from runnel.losses.token import tapered_loss
 
@@ -26,7 +26,7 @@ class TOPRConfig(PolicyConfig):
     """Completions with a reward above this are good ones, those below are bad ones."""
 
 
-class TOPR(PolicyAlgorithm):
+class TOPR(TrajectoryAlgorithm):
     """Tapered off-policy REINFORCE (Le Roux et al. 2025, arXiv:2503.14286, sec. 3; its canonical form, a+ = b+ = b- = 1 and
     a- = 0).
 
@@ -38,24 +38,10 @@ class TOPR(PolicyAlgorithm):
     """
 
     config: TOPRConfig
-    aggregation: Aggregation = "sum"
     metrics = ("taper", "approx_kl")
 
     def credit(self, rewards: Tensor, rows: Batch, collective: Collective) -> Tensor:
         return rewards - self.config.baseline
 
-    def annotate(self, rows: Batch, collective: Collective) -> Batch:
-        # the ratio is that of the whole trajectory, so its rows stay together
-        return Batch(super().annotate(rows, collective) | {"unit": rows["row_owner"]})
-
     def loss(self, part: Part, denominator: float) -> Loss:
-        return tapered_loss(
-            part.outputs["logprob"],
-            part.fields["logprob"],
-            part.fields["advantage"],
-            row=part.unit,
-            num_rows=part.num_units,
-            weight=part.fields["weight"],
-            denominator=denominator,
-            count=part.count,
-        )
+        return trajectory_loss(tapered_loss, part, denominator)

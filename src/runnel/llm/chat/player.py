@@ -102,7 +102,7 @@ class ChatPlayer:
         self._unwanted: list[tuple[str, int]] = []
         """Agents and tickets of replies that a conversation no longer waits for."""
         self._events: list[State] = []
-        self._told_unsaved = self._told_slow = False
+        self._warned: set[str] = set()
 
     # -------------------------------------------------------------------------------------------------- conversations
     def open(
@@ -137,19 +137,13 @@ class ChatPlayer:
         """Give a conversation its environment and agents; one that cannot be made has failed, as one that cannot be reset."""
         began = self._clock.now()
         made = attempt(self._game, ((example,), {}), self.task.make)
-        self._check_quick(self._clock.now() - began)
+        if (seconds := self._clock.now() - began) > QUICK_S:  # the engine waits for it here
+            text = f"an environment took {seconds:.2f} s to be made (with its tools), in which the engine stood still"
+            self._tell_once("slow", f"{text}; do slow work in reset(), which runs beside the engine")
         if made.reason:
             self._fail(conversation, f"environment_failed: make: {made.reason}", made.lines)
         conversation.game, conversation.sides = (NO_GAME, {}) if made.reason else made.value
         conversation.released = False
-
-    def _check_quick(self, seconds: float) -> None:
-        """Tell once of environments that are slow to make: that is done here, where the engine waits for it."""
-        if seconds > QUICK_S and not self._told_slow:
-            self._told_slow = True
-            text = f"an environment took {seconds:.2f} s to be made (with its tools), in which the engine stood still"
-            fix = "do slow work in reset(), which runs beside the engine"
-            self._events.append({"kind": "event", "level": "warning", "text": f"{text}; {fix}"})
 
     def _game(self, example: Example) -> tuple[ChatGame, dict[str, Speaker]]:
         game = self.task.game(example)
@@ -231,6 +225,11 @@ class ChatPlayer:
                 if side.stage == "asked" and not client_of(side.agent).pending():
                     side.stage, num = "ready", num + 1
         return num
+
+    def _tell_once(self, what: str, text: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            self._events.append({"kind": "event", "level": "warning", "text": text})
 
     def events(self) -> list[State]:
         out, self._events = self._events, []
@@ -509,10 +508,8 @@ class ChatPlayer:
         ]:
             outcome = self._outcome(self._calls.submit(lane, get))
             if why := outcome.reason or why_unsaved(outcome.value):
-                if not self._told_unsaved:
-                    text = f"states of {self.task.name} cannot be saved, so a resume plays conversations again: {why}"
-                    self._events.append({"kind": "event", "level": "warning", "text": text})
-                self._told_unsaved = True
+                text = f"states of {self.task.name} cannot be saved, so a resume plays conversations again: {why}"
+                self._tell_once("unsaved", text)
                 return None
             found.append(dict(outcome.value))
         return found

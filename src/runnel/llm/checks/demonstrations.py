@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runnel.core.errors import ConfigError
-from runnel.llm.checks.sizes import some
+from runnel.llm.checks.sizes import CHECKED, some
 from runnel.llm.rewards.components import RewardComponent
 from runnel.llm.rewards.judging import RewardJob, RewardPool, Rewards, scalar
 from runnel.llm.tasks import Example, TextTask
@@ -41,7 +41,24 @@ def check_demonstrations(task: TextTask, tokenizer: Tokenizer, *, timeout_s: flo
     if verifiers and len(wrong) == len(judged):
         fix = "a policy would learn to fail; make data.answer, data.extract and data.reward fit, or correct the answers"
         raise ConfigError("task", task.name, f"{text}; {fix}")
-    return [f"{text}; they are imitated all the same"]
+    return [f"{text}; they are used all the same"]
+
+
+def check_resets(task: TextTask, share: float) -> None:
+    """Raise where completions of `task` cannot begin behind a part of a demonstrated answer."""
+    if task.token_channels:
+        names = ", ".join(task.token_channels)
+        fix = f"the reward ({names}) is given by token, and a part that the policy did not make has no place for it; use 0"
+        raise ConfigError("reset_share", share, fix)
+    if all(e.answer is None for e in some(task.train, CHECKED)):
+        raise ConfigError("reset_share", share, f"task {task.name!r} has no answers to begin with; give them, or use 0")
+
+
+def check_answers(task: TextTask) -> None:
+    """Raise where the demonstrated answer cannot stand in each group of completions."""
+    if any(e.answer is None for e in some(task.train, CHECKED)):
+        fix = "it has train examples without an answer, which this recipe puts into each group; give each one, or use grpo"
+        raise ConfigError("task", task.name, fix)
 
 
 def _judge(

@@ -19,9 +19,9 @@ PER_ROW = ("row_start", "row_length", "row_owner", "unit", "denominator/")
 """Fields of an annotated batch with one entry a row, by how their name starts."""
 SCALARS = ("stats/", "now/")
 """Single numbers: statistics, and settings of the whole update. All other fields have one entry a token."""
-NONE, POLICY, SFT, PAIR, SCORE = range(5)
+NONE, POLICY, SFT, PAIR, SCORE, EXTERNAL = range(6)
 """Kinds of tokens (`component`): not trained, sampled from a policy, demonstrated, in a compared answer, at which a row is
-scored."""
+scored, demonstrated in a group of sampled ones."""
 
 
 def join_rows(segments: Sequence[Segment]) -> Batch:
@@ -71,6 +71,11 @@ def _add_rewards(rows: Batch, name: str, dims: tuple[str | int, ...]) -> None:
 def token_owner(rows: Mapping[str, Tensor]) -> Tensor:
     """The trajectory of every token of joined rows. `[N]`"""
     return rows["row_owner"][row_index(rows["row_length"])]
+
+
+def external(rows: Mapping[str, Tensor]) -> Tensor:
+    """Which trained tokens of rollouts no policy made: those of demonstrations in their groups. `[N] bool`"""
+    return rows["loss_mask"] & (rows["policy_version"] < 0)
 
 
 def questions(rows: Batch) -> Batch:

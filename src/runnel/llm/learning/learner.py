@@ -28,9 +28,10 @@ from runnel.core.schedule import at
 from runnel.core.state import Metrics, State
 from runnel.core.weight_check import WeightCheck
 from runnel.core.worker import progressed
-from runnel.llm.algorithms.base import Algorithm, Component, HasConfig, Part
+from runnel.llm.algorithms.base import Adapts, Algorithm, Component, HasConfig, Part
 from runnel.llm.learning.batches import (
     MicroBatch,
+    external,
     join_rows,
     merge,
     questions,
@@ -39,6 +40,7 @@ from runnel.llm.learning.batches import (
     split_units,
     token_places,
 )
+from runnel.llm.learning.components import mean_of, metrics_of, name_components
 from runnel.llm.learning.drift import Canary, Drift, Mismatch, version_stats
 from runnel.llm.learning.recording import GroupRecorder
 from runnel.llm.learning.reference import REFERENCE, KeptReference, ReferencePlan
@@ -179,7 +181,7 @@ class TokenLearner:
         self._kept: KeptReference | None = None
         self.version = 0
         self._seen, self._mismatch, self._weight_check = dict.fromkeys(self.algorithms, 0), Mismatch(), Canary()
-        self._components, self._reader_of = _name_components(self.algorithms)
+        self._components, self._reader_of = name_components(self.algorithms)
 
     # -------------------------------------------------------------------------------------------------------- settings
     @property
@@ -205,7 +207,7 @@ class TokenLearner:
             raise not_live(name, value, [known for fields in taken.values() for known in fields])
         for algorithm in holders:
             algorithm.config = with_live(algorithm.config, name, value)
-        self._components, self._reader_of = _name_components(self.algorithms)
+        self._components, self._reader_of = name_components(self.algorithms)
 
     # --------------------------------------------------------------------------------------------------------- prepare
     def prepare(self, segments: Mapping[str, Sequence[Segment]], *, progress: float) -> Batch:
@@ -255,9 +257,13 @@ class TokenLearner:
     def _field(self, name: str, rows: Batch, *, temperature: float) -> Tensor:
         """A per-token field that an algorithm needs, at the tokens of `loss_mask`; 0 elsewhere. `[N]`"""
         batch, out = questions(rows), torch.zeros(len(rows["tokens"]))
+        some = batch["unit"]
+        if name == "external_logprob":  # of few rows: the others are not read
+            asked = external(rows)
+            batch["component"], some = asked.to(torch.int8), torch.unique(row_index(rows["row_length"])[asked])
         model = self._critic() if name == "value" else self._reference() if name == "reference_logprob" else self.policy
         with model.resident():
-            for part in self._parts(batch, batch["unit"]):
+            for part in self._parts(batch, some):
                 found = model.scores(part) if name == "value" else model.logprobs(part, temperature=temperature)[0]
                 out[part.fields["place"].cpu()] = found.to("cpu", out.dtype)
         return out
@@ -322,11 +328,14 @@ class TokenLearner:
 
     def _finished(self, batch: Batch, steps: list[Metrics], rates: Metrics) -> Update:
         """All optimiser steps are taken: one version more, and its metrics."""
-        metrics: Metrics = {"lr": rates["lr"], **_mean_of(steps)}
+        metrics: Metrics = {"lr": rates["lr"], **mean_of(steps)}
         metrics |= self._stats(batch)
         metrics |= version_stats(batch, self.version)
         for name in self._readers(batch):
             self._seen[name] += 1
+            if isinstance(algorithm := self.algorithms[name], Adapts):
+                algorithm.adapt(metrics)
+                self._components, self._reader_of = name_components(self.algorithms)
         self.version += 1
         self._follow()
         self._weight_check.take(batch)
@@ -381,7 +390,7 @@ class TokenLearner:
         Rows without signal have no gradient but count in the statistics: they get a forward pass only, all or a sample of them
         (`READ_SHARE`).
         """
-        sums = dict.fromkeys(["trained", "num_tokens", "entropy", *_shown(active)], torch.zeros((), device=self._device))
+        sums = dict.fromkeys(["trained", "num_tokens", "entropy", *metrics_of(active)], torch.zeros((), device=self._device))
         useful = self._useful(batch, active)[rows]
         for part in self._parts(batch, rows[useful]):
             outputs = self._outputs(part, active)
@@ -405,7 +414,7 @@ class TokenLearner:
     ) -> Metrics:
         """The metrics of an optimiser step, summed over ranks."""
         totals = self._reduce({**sums, **drift.sums})
-        metrics = {name: totals[name] for name in ("trained", *_shown(active))}
+        metrics = {name: totals[name] for name in ("trained", *metrics_of(active))}
         if any(c.uses == "logprob" for c in active.values()):
             metrics["entropy"] = totals["entropy"] / max(totals["num_tokens"], 1.0)
         if first_pass:
@@ -543,6 +552,7 @@ class TokenLearner:
             "seen": dict(self._seen),
             "mismatch": [list(one) for one in self._mismatch.recent],
             "canary": self._weight_check.state_dict(),
+            "algorithms": {name: a.state_dict() for name, a in self.algorithms.items() if isinstance(a, Adapts)},
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -550,7 +560,11 @@ class TokenLearner:
         self.version, self._seen = state["version"], dict(state["seen"])
         self._mismatch.recent.clear()
         self._mismatch.recent.extend((kl, num) for kl, num in state["mismatch"])
-        self._weight_check.load_state_dict(state.get("canary", {}))  # older checkpoints have none
+        self._weight_check.load_state_dict(state.get("canary", {}))  # older checkpoints have none, nor the next
+        for name, saved in state.get("algorithms", {}).items():
+            if isinstance(algorithm := self.algorithms.get(name), Adapts):
+                algorithm.load_state_dict(saved)
+        self._components, self._reader_of = name_components(self.algorithms)
         self.critic = self.reference = self._kept = None
         if state["critic"] is not None:
             self._critic().load_state_dict(state["critic"])
@@ -559,28 +573,3 @@ class TokenLearner:
         elif state["reference"] is not None and self._collective.rank == 0:
             self._kept = KeptReference(self.policy.params(), moves=self._moves)
             self._kept.load_state_dict(state["reference"])
-
-
-def _shown(active: Mapping[str, Component]) -> list[str]:
-    """The metrics of the components that train."""
-    return [f"loss/{name}" for name in active] + [metric for c in active.values() for metric in c.metrics]
-
-
-def _name_components(algorithms: Mapping[str, Algorithm]) -> tuple[dict[str, Component], dict[str, str]]:
-    """The components of all algorithms by name, and the reader of each."""
-    found: dict[str, Component] = {}
-    readers: dict[str, str] = {}
-    for reader, algorithm in algorithms.items():
-        for name, component in algorithm.components.items():
-            if name in found:
-                fix = f"readers {readers[name]!r} and {reader!r} both have a loss component {name!r}; names must be unique"
-                raise ConfigError("algorithms", reader, fix)
-            found[name], readers[name] = component, reader
-    return found, readers
-
-
-def _mean_of(steps: Sequence[Metrics]) -> Metrics:
-    """The mean of each number over the optimiser steps that have it."""
-    names = dict.fromkeys(name for step in steps for name in step)
-    found = {name: [step[name] for step in steps if name in step] for name in names}
-    return {name: sum(values) / len(values) for name, values in found.items()}

@@ -44,6 +44,8 @@ class CompletionGroup:
     """The rewards, while the group waits for the reference."""
     attempt: int = 0
     """How often the segment was begun before, and given up."""
+    prefix: list[int] = field(default_factory=list)
+    """The beginning of the demonstrated answer, behind which the completions go on; nothing is trained of it."""
 
     @property
     def required(self) -> int:
@@ -64,17 +66,31 @@ class CompletionGroup:
         """Whether all replies are there, and no rewards."""
         return bool(self.replies) and not self.tickets and self.rewards is None
 
+    @property
+    def context(self) -> list[int]:
+        """What the engine completes."""
+        return [*self.prompt, *self.prefix]
+
+    def versions(self) -> Tensor:
+        """The versions that made the tokens of the replies so far; those of demonstrations are left out."""
+        found = torch.cat([reply["policy_version"] for reply in self.replies.values()])
+        return found[found >= 0]
+
     def ids(self, row: int) -> list[int]:
         """The tokens of a completion, as the engine made them."""
         found: list[int] = self.replies[row]["tokens"].tolist()
         return found
+
+    def answer(self, row: int) -> list[int]:
+        """The tokens of a whole answer: what was given of it, and the completion."""
+        return [*self.prefix, *self.ids(row)]
 
 
 def fill(group: CompletionGroup, levels: Mapping[str, Level], tokenizer: Tokenizer) -> None:
     """Write the rows of a judged group into its segment. A channel that does not apply to a completion is NaN there."""
     assert group.rewards is not None, "it is judged"
     arrays, header, rewards = group.slot.arrays, group.slot.header, group.rewards
-    prompt, start = torch.tensor(group.prompt), 0
+    prompt, start = torch.tensor(group.context), 0
     for row in range(len(group.replies)):
         reply = group.replies[row]
         middle, end = start + len(prompt), start + write_row(arrays, row, start, prompt, reply["tokens"])
@@ -97,7 +113,7 @@ def fill(group: CompletionGroup, levels: Mapping[str, Level], tokenizer: Tokeniz
             arrays[name][start:middle] = -1 if name == "policy_version" else 0
             arrays[name][middle:end] = by_token[name]
         start = end
-    versions = torch.cat([r["policy_version"] for r in group.replies.values()])
+    versions = group.versions()
     header.version_min, header.version_max = int(versions.min()), int(versions.max())
     header.group_id, header.task_id = header.sample_id, group.example.id
     header.used = {"N": start, "R": len(group.replies), "U": len(group.replies)}
@@ -146,6 +162,7 @@ def group_data(group: CompletionGroup) -> State:
         "reference": [[k, v.clone()] for k, v in group.reference.items()],
         "rewards": group.rewards,
         "attempt": group.attempt,
+        "prefix": torch.tensor(group.prefix, dtype=torch.int64),
     }
 
 
@@ -158,6 +175,7 @@ def group_from(data: State, writer: SampleWriter) -> CompletionGroup:
     group.asked = {int(k): int(v) for k, v in data.get("asked", ())}  # older checkpoints have none of these
     group.reference = {int(k): v for k, v in data.get("reference", ())}
     group.rewards, group.attempt = data.get("rewards"), data.get("attempt", 0)
+    group.prefix = [] if "prefix" not in data else data["prefix"].tolist()
     return group
 
 

@@ -17,10 +17,10 @@ from runnel.core.contracts.samples import SampleWriter
 from runnel.core.contracts.tasks import Draw, TaskSource
 from runnel.core.errors import DataError
 from runnel.core.records import Slot
-from runnel.core.rng import make_seed
+from runnel.core.rng import make_rng, make_seed
 from runnel.core.state import State
 from runnel.core.worker import progressed
-from runnel.llm.engines.requests import SamplingConfig, request_rows
+from runnel.llm.engines.requests import SamplingConfig, reply_rows, request_rows
 from runnel.llm.learning.reference import REFERENCE, ReferencePlan, reference_rows
 from runnel.llm.rewards.judging import RewardJob, RewardPool, Rewards, Verdict, shown_prompt
 from runnel.llm.sampling.groups import CompletionGroup, fill, group_data, group_from, tell_replaced
@@ -45,10 +45,16 @@ class PromptSampler:
     (in one process, where no worker is woken by another). `max_refills` is dynamic sampling (DAPO, section 3.2): a group whose
     rewards are all equal has no gradient, so it is cancelled as `no_signal` and another prompt replaces it, at most so many
     times in a row. With `greedy_first`, the first row of a group is greedy and its tokens are not trained: a baseline (ReMax).
+    With `demo_first` it is the answer that the example has, judged as the others are, of the policy version -1 (RL-PLUS).
     With `too_old`, a group of which some completions are done, and so old that it can only be dropped
     (`too_old(their oldest version, the learner's version)`), is cancelled as `aborted`: the engine stops its other completions.
     With a plan for the `reference`, each finished completion is sent to the reference's workers; for a group that requires a
     version, the reference that belongs to that version computes the log-probabilities.
+
+    The share `reset_share` of the groups is reset into a demonstration (DR-PO, Chang et al. 2024, arXiv:2404.08495): their
+    completions begin behind the first h tokens of the example's answer, h drawn anew for each group, alike from 1 to all but
+    the last one. Rewards judge the whole answer, given part and completion; only the completion is trained, and it is cut where
+    the whole answer has `max_tokens`.
 
     A `source` that uses history is asked for the task of a segment when the history of the segment's version is there. All
     actors of such a run have one seed, and draw by the number of the segment: who makes it does not change what is in it.
@@ -69,6 +75,8 @@ class PromptSampler:
         reward_wait_s: float = 0.0,
         max_refills: int = 0,
         greedy_first: bool = False,
+        demo_first: bool = False,
+        reset_share: float = 0.0,
         reference: ReferencePlan | None = None,
         too_old: Callable[[int, int], bool] | None = None,
     ) -> None:
@@ -83,6 +91,7 @@ class PromptSampler:
         self._levels = {channel: part.level for part in task.components for channel in part.weights}
         self._max_refills, self._refills = max_refills, 0
         self._greedy_first, self._reference, self._too_old = greedy_first, reference, too_old
+        self._reset_share, self._demo_first = reset_share, demo_first
         self._groups: list[CompletionGroup] = []
         self._reserved: Slot | None = None
         """A segment that waits for the history of its version."""
@@ -150,12 +159,26 @@ class PromptSampler:
 
     def _new_group(self, slot: Slot, example: Example, attempt: int) -> CompletionGroup:
         """A group that has not begun."""
-        return CompletionGroup(slot, example, self.tokenizer.render(messages_of(example.prompt)), attempt=attempt)
+        group = CompletionGroup(slot, example, self.tokenizer.render(messages_of(example.prompt)), attempt=attempt)
+        if self._reset_share and example.answer is not None:
+            group.prefix = self._drawn_prefix(group, self.tokenizer.answer(example.answer))
+        return group
+
+    def _drawn_prefix(self, group: CompletionGroup, answer: list[int]) -> list[int]:
+        """The part of a demonstrated answer that a group gets: nothing, where it is not reset."""
+        rng, longest = make_rng(self._seed, "reset", *self._names(group, 0)), min(len(answer), self._max_tokens)
+        if longest < 2 or rng.random() >= self._reset_share:
+            return []
+        return answer[: int(rng.integers(1, longest))]
 
     def _no_room(self, group: CompletionGroup) -> str:
         """Why a group cannot be played, if so."""
         room = group.slot.spec.sizes["N"] // self.group_size - self._max_tokens
         num = len(group.prompt)
+        if self._demo_first and group.example.answer is None:
+            return "no_answer"
+        if self._demo_first and (size := len(self.tokenizer.answer(group.example.answer or ""))) > self._max_tokens:
+            return f"answer_too_long: {size} tokens, room for {self._max_tokens}"
         return f"prompt_too_long: {num} tokens, room for {room}" if num > room else ""
 
     def _draw(self, client: InferenceClient, slot: Slot) -> Draw | None:
@@ -195,7 +218,20 @@ class PromptSampler:
 
     def _begin(self, client: InferenceClient, group: CompletionGroup) -> None:
         """Start a group, whose version is loaded."""
-        self._request(client, group, range(self.group_size))
+        self._request(client, group, range(self._first_sampled, self.group_size))
+
+    @property
+    def _first_sampled(self) -> int:
+        """The first row that the engine makes."""
+        return int(self._demo_first)
+
+    def _demonstrate(self, group: CompletionGroup, reference: InferenceClient | None) -> None:
+        """The demonstrated answer, or what a reset group was not given of it, as the reply to row 0."""
+        answer = self.tokenizer.answer(group.example.answer or "")[len(group.prefix) :]
+        nobody = [-1] * len(answer)
+        group.replies[0] = reply_rows(answer, [0.0] * len(answer), nobody, terminated=True)
+        if reference is not None:
+            self._ask_reference(group, 0, reference)
 
     def _names(self, group: CompletionGroup, row: int) -> tuple[int, ...]:
         """What tells the draws of a row from those of all others. With a source that uses history it does not matter who makes
@@ -207,13 +243,16 @@ class PromptSampler:
         for row in rows:
             seed = make_seed(self._seed, "sample", *self._names(group, row))
             sampling = self._greedy if self._greedy_first and row == 0 else self._sampling
-            request = request_rows(group.prompt, seed=seed, max_tokens=self._max_tokens, sampling=sampling)
+            most = self._max_tokens - len(group.prefix)
+            request = request_rows(group.context, seed=seed, max_tokens=most, sampling=sampling)
             group.tickets[row] = client.submit(request, version=group.required, affinity=group.slot.header.sequence)
 
     def _collect(self, client: InferenceClient, reference: InferenceClient | None) -> int:
         """Take replies. Each one is sent to the reference, if there is one; a complete group is sent to the rewards."""
         taken = 0
         for group in self._groups:
+            if self._demo_first and group.runs and 0 not in group.replies:
+                self._demonstrate(group, reference)
             for row, ticket in list(group.tickets.items()):
                 reply = client.ready(ticket)
                 if reply is not None:
@@ -241,8 +280,8 @@ class PromptSampler:
         if self._too_old is None:
             return
         for group in [g for g in self._groups if g.tickets and g.replies]:
-            oldest = min(int(reply["policy_version"].min()) for reply in group.replies.values())
-            if self._too_old(oldest, writer.version()):
+            made = group.versions()
+            if len(made) and self._too_old(int(made.min()), writer.version()):
                 client.abort(list(group.tickets.values()))
                 self._drop(group, reference)
                 writer.cancel(group.slot, "aborted")
@@ -252,7 +291,7 @@ class PromptSampler:
         """Request the reference's log-probabilities of a finished completion, unless its tokens are not trained."""
         if self._reference is None or (self._greedy_first and row == 0):
             return
-        rows = reference_rows(torch.tensor(group.prompt), group.replies[row]["tokens"])
+        rows = reference_rows(torch.tensor(group.context), group.replies[row]["tokens"])
         version, affinity = self._reference.at(group.required), group.slot.header.sequence
         group.asked[row] = reference.submit(rows, version=version, affinity=affinity)
 
@@ -274,7 +313,7 @@ class PromptSampler:
 
     # --------------------------------------------------------------------------------------------------------- rewards
     def _judge(self, group: CompletionGroup) -> None:
-        ids = [group.ids(i) for i in range(self.group_size)]
+        ids = [group.answer(i) for i in range(self.group_size)]
         completions = [self.tokenizer.decode(tokens) for tokens in ids]
         columns = {k: [v] * self.group_size for k, v in group.example.columns.items()}
         prompts, talks = [group.example.text] * self.group_size, [messages_of(group.example.prompt)] * self.group_size
@@ -341,7 +380,7 @@ class PromptSampler:
         fill(group, self._levels, self.tokenizer)
         if self._greedy_first:
             group.slot.arrays["loss_mask"][: group.slot.arrays["row_length"][0]] = False
-        return sum(len(r["tokens"]) for r in group.replies.values())
+        return sum(len(reply["tokens"]) for row, reply in group.replies.items() if row >= self._first_sampled)
 
     def _cancel(self, group: CompletionGroup, writer: SampleWriter, reason: str, lines: str = "") -> None:
         """Cancel a group, and raise after too many in a row. `lines` are the lines of the user's code that failed."""
@@ -364,13 +403,13 @@ class PromptSampler:
         return f"fix the task {self.task.name!r}"
 
     def _report(self, group: CompletionGroup, totals: Sequence[float]) -> None:
-        version = max(int(r["policy_version"].max()) for r in group.replies.values())
-        for row, total in enumerate(totals):
+        version, first = int(group.versions().max()), self._first_sampled
+        for row, total in list(enumerate(totals))[first:]:
             length = len(group.replies[row]["tokens"])
             self._events.append({"kind": "episode", "return": total, "length": length, "version": version})
         if self._num_groups % SAMPLE_EVERY == 0:
-            text = self.tokenizer.decode(group.ids(0))
-            sample = {"prompt": group.example.text, "completion": text, "reward": totals[0], "version": version}
+            text = self.tokenizer.decode(group.answer(first))
+            sample = {"prompt": group.example.text, "completion": text, "reward": totals[first], "version": version}
             self._events.append({"kind": "sample", **sample})
         self._num_groups += 1
 

@@ -1,0 +1,1 @@
+"""Overcooked's kitchens: maps (`layouts`), what hands do (`rules`), what cooks see (`view`, `planes`), the world."""
