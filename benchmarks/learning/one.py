@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,23 @@ def main() -> None:
     print(text)
 
 
-def finish(recipe: str, settings: dict[str, Any], *, seed: int, folder: Path, watch: Watch) -> rl.Run:
-    """Train, or go on where a former attempt was broken off; one that left no checkpoint starts anew."""
+def finish(
+    recipe: str,
+    settings: dict[str, Any],
+    *,
+    seed: int,
+    folder: Path,
+    watch: Callable[[rl.Event], object],
+    on_checkpoint: Callable[[rl.Event], object] | None = None,
+) -> rl.Run:
+    """Train, or go on where a former attempt was broken off; one that left no checkpoint starts anew. `watch` is called after
+    every update, and ends the run where it returns False."""
+    given: dict[str, Any] = {"on_update": watch, "on_checkpoint": on_checkpoint}
     if folder.is_dir():
         if any((folder / "checkpoints").glob("*/manifest.json")):
-            return rl.resume(folder, on_update=watch)
+            return rl.resume(folder, **given)
         shutil.rmtree(folder)
-    return rl.train(recipe, seed=seed, track=(), out=str(folder.parent), name=folder.name, on_update=watch, **settings)
+    return rl.train(recipe, seed=seed, track=(), out=str(folder.parent), name=folder.name, **given, **settings)
 
 
 def scores(run: rl.Run, *, cut: bool = False) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_slices import content, settings
 
 import runnel as rl
@@ -76,3 +77,31 @@ def test_a_finished_run_can_be_recorded(tmp_path: Path, capsys: pytest.CaptureFi
     assert [r["episode"] for r in index(run)] == [0, 1, 2]
     assert index(run)[0]["steps"] == 3 * 4 * 16
     assert main(["record", str(run), "--episodes", "0"]) == 2
+
+
+def test_worlds_of_several_agents_that_draw_themselves_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hiders and seekers by one policy, beside training and afterwards; and a run from a GPU where there is none."""
+    world = {"env": "tensor:HideAndSeek", "env_kwargs": {"lidar": 0, "num_layouts": 16}, "teams": ("hider_.*=h", "seeker_.*=s")}
+    small = {"num_envs": 2, "num_steps": 4, "net": {"hidden": (4,), "entities": "mean"}, "track": (), "out": str(tmp_path)}
+    ppo = {"num_epochs": 1, "num_minibatches": 1}
+    more = {"total_updates": 1, "eval": {"episodes": 1, "max_steps": 6}, "record": {"videos": 1, "max_steps": 6}}
+    run = rl.train("ippo", **world, **small, ppo=ppo, **more)
+    (row,) = index(run.path)
+    assert (row["length"], row["fps"], row["width"], row["truncated"]) == (6, 10.0, 480, True)
+    assert (run.path / "episodes" / row["file"]).stat().st_size > 500
+    saved = json.loads((run.path / "config.json").read_text())
+    (run.path / "config.json").write_text(json.dumps({**saved, "device": "cuda:3"}))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.warns(UserWarning, match="was trained on cuda:3"):
+        (file,) = rl.record(run.path, out=tmp_path / "films")
+    (whole,) = (json.loads(line) for line in (file.parent / "index.jsonl").read_text().splitlines())
+    assert whole["length"] == 80, "an episode to its end"
+    assert whole["truncated"]
+    assert whole["return"] == pytest.approx(0.0), "what hiders win seekers lose, but outside, where nobody was"
+
+
+def test_worlds_that_do_not_draw_themselves_are_refused(tmp_path: Path) -> None:
+    settings_ = {"env": "tensor:Spread", "total_updates": 1, "num_steps": 8, "num_envs": 2, "track": (), "out": str(tmp_path)}
+    with pytest.raises(rl.ConfigError, match=r"record.videos = 1: .*only tensor worlds that draw themselves"):
+        rl.train("ippo", **settings_, record={"videos": 1})
+    assert list(tmp_path.iterdir()) == []

@@ -269,7 +269,7 @@ def test_a_loaded_policy_acts_for_one_agent_as_it_does_in_a_dict(recurrent: rl.R
         ({"vector": {"backend": "gymnasium"}}, "vector.backend = 'gymnasium': teams have serial"),
         ({"vector": {"num_workers": 2}}, "is of processes, which auto does not choose for teams"),
         ({"vector": {"frame_stack": 2}}, "no frames of teams are stacked"),
-        ({"record": {"videos": 1}}, "this recipe records no episodes"),
+        ({"record": {"videos": 1}}, "only tensor worlds that draw themselves are recorded"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(more: dict[str, Any], text: str, tmp_path: Path) -> None:

@@ -117,6 +117,19 @@ def test_no_member_waits_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyP
     _check_lineage(study, every=8)
 
 
+def test_members_come_to_the_end_where_scores_fall_as_they_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in self-play, where all get better against each other. With one worker, whoever comes first to a point is worse than
+    all that are behind it; it goes back to one of them once, and not for ever."""
+    on_threads(monkeypatch)
+    options = {**OPTIONS, "direction": "maximize", "interval": 10}
+    space = {"rate": "0.05..0.06"}
+    study = tune.search(TOY, space=space, out=tmp_path / "study", options=options, **{**FAST, "total_updates": 30})
+    data = study.read()
+    assert data["status"] == "finished"
+    assert [[step for step, _ in t["steps"]] for t in data["trials"]] == [[10, 20, 30]] * 4
+    assert data["lineage"], "somebody went back"
+
+
 def test_settings_that_stay_are_refused_before_anything_starts(tmp_path: Path) -> None:
     """A population changes settings of runs on the way, so it can search live ones only; the others are named with the fix."""
     cases = {"num_steps": ("{2, 4}", "live settings here: rate, ill"), "seed": ("int(1, 4)", "seed")}
@@ -127,6 +140,9 @@ def test_settings_that_stay_are_refused_before_anything_starts(tmp_path: Path) -
     why = "ppo.gamma.*members of a population change it on the way, and it may not change while a run goes on; live settings"
     with pytest.raises(rl.ConfigError, match=why):
         tune.search("ppo", space={"ppo.gamma": "{0.9, 0.99}"}, out=tmp_path / "study", options={"scheduler": "pbt"}, **ppo)
+    often = {"scheduler": "pbt", "interval": 127}
+    with pytest.raises(rl.ConfigError, match=r"interval = 127: counts steps.* make 128 of them at a time"):
+        tune.search("ppo", out=tmp_path / "study", options=often, total_steps=1024, num_envs=8, num_steps=16, env="CartPole-v1")
     space = {"grpo.kl_coef": "{0, 0.1}"}
     with pytest.raises(rl.ConfigError, match=r"grpo.kl_coef.*switching it on or off"):
         tune.search("grpo", space=space, out=tmp_path / "study", options={"scheduler": "pbt"}, total_updates=4)

@@ -16,6 +16,7 @@ from runnel.core.rng import make_seed
 from runnel.core.routes import ROUTES, TEAMS, Side, sides_of, team_routes, with_lengths
 from runnel.core.spaces import ArraySpec, EnvSpec, TeamSpec
 from runnel.envs.device import TensorTeam
+from runnel.envs.device.team import DrawnTeam
 from runnel.envs.device.team_engine import TeamEngine
 from runnel.envs.device.team_sampler import TeamSegmentSampler
 from runnel.envs.registry import env_name, is_tensor_env, make_team_env, make_tensor_team
@@ -27,6 +28,7 @@ from runnel.envs.team.parallel import ParallelEnv
 from runnel.envs.team.processes import ProcessTeam
 from runnel.envs.team.sampler import TeamSampler
 from runnel.envs.team.serial import SerialTeam
+from runnel.eval.team_recording import TeamVideoRecorder
 from runnel.eval.teams import TeamEvaluation
 from runnel.graphs.experiment import ActorSpec, EvaluationSpec
 from runnel.graphs.team_config import AUTO, TeamConfig
@@ -36,6 +38,7 @@ from runnel.nets.central import state_of
 from runnel.nets.inferencer import AgentNet, TorchInferencer
 from runnel.nets.policy import EnvPolicy
 from runnel.nets.team import TeamNet, TeamPolicy
+from runnel.track.media import VideoWriter, check_encoder
 
 EVAL_ENVS = 16
 Nets = Mapping[str, AgentNet]
@@ -199,7 +202,41 @@ class TeamTask:
                 max_steps=c.eval.max_steps,
             )
 
-        return EvaluationSpec(make, lambda: TorchInferencer(self._together(make_nets()), greedy=True, device=c.device))
+        return EvaluationSpec(
+            make,
+            lambda: TorchInferencer(self._together(make_nets()), greedy=True, device=c.device),
+            recorder=lambda: self._recorder(make_nets()),
+            check_recorder=self._check_recorder,
+        )
+
+    def _recorder(self, nets: Nets) -> TeamVideoRecorder:
+        """Plays episodes to be looked at, as `config.record` says."""
+        c, seed = self._config.record, make_seed(self._config.seed, "recording")
+        world = self._drawn()
+        assert world is not None, "the recorder was checked"
+        return TeamVideoRecorder(
+            make=lambda: TensorTeam(world, 1, sides=self.seen, seed=seed, name=self.name),
+            noise_sizes={policy: net.noise_size for policy, net in nets.items()},
+            states={policy: net.state_spec for policy, net in nets.items()},
+            video=VideoWriter,
+            episodes=c.videos,
+            seed=seed,
+            max_steps=c.max_steps,
+            fps=c.fps or world.fps,
+        )
+
+    def _drawn(self) -> DrawnTeam | None:
+        """The world, if it draws itself."""
+        world = make_tensor_team(self._target, kwargs=self._config.env_kwargs) if is_tensor_env(self._target) else None
+        return world if isinstance(world, DrawnTeam) else None
+
+    def _check_recorder(self) -> None:
+        """Raise a `ConfigError` where no video can be made of this environment, here."""
+        if videos := self._config.record.videos:
+            check_encoder("record.videos", videos)
+            if self._drawn() is None:
+                fix = "of environments with several agents only tensor worlds that draw themselves are recorded; use 0"
+                raise ConfigError("record.videos", videos, f"{self.name} is none: {fix}")
 
     def _together(self, nets: Nets) -> TeamNet:
         """All policies as one network, whose parameters are those of the trained ones."""

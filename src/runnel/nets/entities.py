@@ -104,11 +104,18 @@ class EntityPool(nn.Module):
         # no product: what stands where nobody is may be anything, also NaN
         e = self._activation(self.embed(entities.masked_fill(~there.unsqueeze(-1), 0.0)))
         weights = self._weights(e, there, own) if self.attends else there / there.sum(-1, keepdim=True).clamp(min=1)
-        pooled: Tensor = (weights.to(e.dtype).unsqueeze(-1) * (self.value(e) if self.attends else e)).sum(-2)
-        return pooled
+        pooled: Tensor = (weights.to(e.dtype).unsqueeze(-1) * e).sum(-2)
+        if not self.attends:
+            return pooled
+        # weights sum to 1, so V of the sum is the sum of V: one product for each set, and not one for each entity
+        value: Tensor = self.value(pooled)
+        return value.masked_fill(~there.any(-1, keepdim=True), 0.0)
 
     def _weights(self, e: Tensor, there: Tensor, own: Tensor) -> Tensor:
         own = own if own.shape[-1] else own.new_zeros(*own.shape[:-1], 1)
-        scores = (self.key(e) * self.query(own).unsqueeze(-2)).sum(-1) * self._scale
-        weights: Tensor = scores.masked_fill(~there, torch.finfo(scores.dtype).min).softmax(-1)
-        return weights.masked_fill(~there, 0.0)
+        query, (weight,), (bias,) = self.query(own), self.key.weight, self.key.bias
+        # q . (K e + b) = (K^T q) . e + q . b: K meets each set once, too
+        scores = (e * (query @ weight.T).unsqueeze(-2)).sum(-1) + (query @ bias).unsqueeze(-1)
+        scores = (scores * self._scale).masked_fill(~there, torch.finfo(scores.dtype).min)
+        weights: Tensor = scores.softmax(-1).masked_fill(~there, 0.0)
+        return weights

@@ -136,6 +136,10 @@ class TrialPopulation:
         num = max(1, len(ranked) // QUARTER)
         if not member["error"]:
             ranked = ranked[:num] if number in ranked[-num:] else []
+            # where scores fall while all members learn (self-play), whoever comes first to a point is always worse than
+            # those who are still behind it: it goes back to one of them once, and then on
+            back = member["reached"] not in member.get("went_back", [])
+            ranked = [n for n in ranked if back or at[n] == member["reached"]]
             return [n for n in ranked if scores[n] < scores[number] and self._state_of(n, at[n]).is_dir()]
         return [n for n in ranked[:num] if self._state_of(n, at[n]).is_dir()]
 
@@ -178,6 +182,8 @@ class TrialPopulation:
             mark={"copy": len(self.state["lineage"])},
         )
         member, theirs = self.members[number], self.members[parent]
+        if point < member["reached"]:
+            member["went_back"] = [*member.get("went_back", []), member["reached"]]
         member["values"] = {p: v for p, v in member["values"].items() if int(p) < point}
         member["values"][str(point)] = theirs["values"][str(point)]
         member["steps"] = [[step, value] for step, value in member["steps"] if step <= copy["step"]]

@@ -14,8 +14,10 @@ from runnel.core.config import differences, override, to_data
 from runnel.core.errors import ConfigError, UnusedSettingError
 from runnel.core.framing import Message
 from runnel.core.state import State
+from runnel.graphs.env_config import EnvConfig
 from runnel.graphs.experiment import Experiment
 from runnel.graphs.run_config import BUDGETS, RunConfig
+from runnel.graphs.team_config import TeamConfig
 from runnel.run import registry
 from runnel.run.live_settings import check_change, live_owners
 from runnel.tune.defaults import default_space
@@ -211,6 +213,8 @@ def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, sp
         raise ConfigError("metric", "eval", "evaluation is off (eval.episodes 0); turn it on, or use --metric return")
     if not config.checkpoint.whole and options.scheduler == "pbt":
         raise ConfigError("checkpoint.every", "never", "members of a population take over each other's checkpoints; use 0")
+    if options.scheduler == "pbt":
+        _check_interval(config, options.interval)
     if options.summary != "last" and options.scheduler == "pbt":
         raise ConfigError("summary", options.summary, "members of a population are judged by their last number; use last")
     if options.summary != "last" and options.metric == "eval" and not config.eval.every:
@@ -226,6 +230,13 @@ def _checked(recipe: registry.Recipe, config: RunConfig, options: TuneConfig, sp
             _build_at(param, value, recipe, config, [p for p in all_of if p is not param])
         _check_inside(param, recipe, config, all_of)
     return Setup(recipe, config, options, space, base.title)
+
+
+def _check_interval(config: RunConfig, interval: int) -> None:
+    """Refuse points of which several lie in one round of all environments: a member would take over again and again there."""
+    if interval and config.total_steps and isinstance(config, EnvConfig | TeamConfig) and interval < config.batch_steps:
+        fix = f"counts steps, as the budget, and all environments make {config.batch_steps} of them at a time; use a multiple"
+        raise ConfigError("interval", interval, fix)
 
 
 def _live_only(space: dict[str, Param], config: RunConfig, *, given: bool) -> dict[str, Param]:

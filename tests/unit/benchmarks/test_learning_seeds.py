@@ -72,7 +72,10 @@ def test_processes_side_by_side_have_one_seed_each(run, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name="benchmarks.learning.toy"), raising=False)
     run("--at-once", "2", "--seeds", "1", "2", "--device", "cuda")
     told = ["benchmarks.learning.toy", "--only", Toy().key, "--seeds"]
-    assert sorted(commands) == [[*told, seed, "--device", "cuda"] for seed in ("1", "2")]
+    assert sorted(commands) == [[*told, seed, "--device", "cuda", "--beside", "2"] for seed in ("1", "2")]
+    commands.clear()
+    run("--at-once", "3", "--seeds", "3", "--store", "kept")
+    assert commands == [[*told, "3", "--device", "cpu", "--beside", "3", "--store", "kept"]]
 
 
 def test_the_table_of_conversations_holds_the_end_against_the_imitation():

@@ -11,8 +11,10 @@ from tensor_worlds import sides
 from runnel.core.checks import check_tensor_team
 from runnel.core.errors import ConfigError
 from runnel.envs.device import HideAndSeek, TeamView, TensorTeam
+from runnel.envs.device.detectors import detectors
 from runnel.envs.device.hide_and_seek.layouts import SIZES, layout_table
 from runnel.envs.device.hide_and_seek.picture import BOX, FLOOR, TEAMS, WALLS
+from runnel.kernels.fusing import Fused
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -137,6 +139,37 @@ def test_the_numbers_of_an_episode() -> None:
     assert late["unseen"] == 1.0 - float(state["sees"][0, 2:, :2].any())
     middle = state["pos"][0, :2].mean(0)
     assert late["ramp_to_hiders"] == pytest.approx(float((state["place"][0, 2] - middle).square().sum().sqrt()))
+    assert set(late) == {*detectors("ramp"), "ramp_to_hiders", "surfed"}, "names are those of the grid"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_returns_are_those_of_one_hider_and_one_seeker(size: str) -> None:
+    """Sums of what agents were paid, over those that are there, also where one is paid less outside."""
+    env = world(size)
+    generator = torch.Generator().manual_seed(3)
+    state, paid = env.initial(8, generator), torch.zeros(8, env.size.agents)
+    for t in range(env.max_steps):
+        act = (torch.rand(8, env.size.agents, 5, generator=generator) * torch.tensor([5, 5, 5, 2, 3])).long()
+        state, reward, _ = env.transition(state, [act])
+        if t == env.preparation:
+            state["pos"][0, 0] = 3 * env.size.side
+        paid += reward
+    said = env.episode_stats(state)
+    assert paid[0, 0] < -10
+    for name, those in (("hider_return", slice(0, env.size.hiders)), ("seeker_return", slice(env.size.hiders, None))):
+        wanted = paid[:, those].sum(1) / state["here"][:, those].sum(1)
+        assert torch.allclose(said[name], wanted, atol=1e-3)
+
+
+def test_the_share_of_the_preparation() -> None:
+    env = HideAndSeek(lidar=0, num_layouts=16, preparation=0.0)
+    state = env.initial(4, torch.Generator().manual_seed(1))
+    assert env.active(state).all()
+    assert (env.transition(state, [nothing(env, 4)])[1] != 0).all()
+    assert HideAndSeek(lidar=0, num_layouts=16, preparation=0.25).preparation == 20
+    for share in (-0.1, 1.0):
+        with pytest.raises(ConfigError, match=r"env_kwargs\.preparation"):
+            HideAndSeek(preparation=share)
 
 
 def test_only_who_locked_a_thing_unlocks_it() -> None:
@@ -226,3 +259,24 @@ def test_plays_behind_the_contract_of_vectors() -> None:
     paid = [(e.by_policy["hiders"], e.by_policy["seekers"]) for e in episodes]
     assert all(hiders == -seekers for hiders, seekers in paid)
     assert any(hiders for hiders, _ in paid)
+
+
+def test_what_is_compiled_is_the_same_step_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced for a GPU, but run here: no break in the graph, and none compiled again, however the leaves lie in memory."""
+    stats = torch._dynamo.utils.counters["stats"]
+    monkeypatch.setitem(stats, "unique_graphs", 0)
+    env, plain = HideAndSeek(compiled=True, lidar=4, num_layouts=16), HideAndSeek(lidar=4, num_layouts=16)
+    assert isinstance(env._step, Fused), "a GPU would get it"
+    env._step = Fused(env._stepped, devices=("cpu",), backend="eager")
+    env._look = Fused(env._looked, devices=("cpu",), backend="eager")
+    state = env.initial(4, torch.Generator().manual_seed(1))
+    act = torch.tensor([4, 1, 2, 1, 1]).expand(4, 4, 5)
+    with torch.no_grad():
+        for _ in range(3):
+            wanted, (found, reward, _) = plain.transition(state, [act]), env.transition(state, [act])
+            assert torch.equal(reward, wanted[1])
+            assert all(torch.equal(found[key], x) for key, x in wanted[0].items())
+            (seen,), (shown,) = env.observe(found), plain.observe(found)
+            assert all(torch.equal(seen[key], x) for key, x in shown.items())
+            assert stats["unique_graphs"] == 2
+            state = found  # the first came as worlds by leaves, this one lies the other way round

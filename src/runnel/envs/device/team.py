@@ -15,6 +15,7 @@ import torch
 
 from runnel.core.records import Batch
 from runnel.core.spaces import ArraySpec, TeamSpec
+from runnel.core.state import Array as Picture
 from runnel.envs.device.arrays import Array
 from runnel.envs.device.base import ArrayEnv, Leaves
 
@@ -72,6 +73,17 @@ class CountingTeam(TensorTeamEnv, Protocol):
         ...
 
 
+@runtime_checkable
+class DrawnTeam(TensorTeamEnv, Protocol):
+    """A world that draws itself, for videos with `fps` pictures a second."""
+
+    fps: float
+
+    def render(self, state: Leaves, index: int) -> Picture:
+        """World `index` of many, `[H, W, 3]` uint8."""
+        ...
+
+
 def statistics_of(env: TensorTeamEnv, device: torch.device | str = "cpu") -> tuple[str, ...]:
     """The names of what a world says of whole episodes."""
     if not isinstance(env, CountingTeam):
@@ -84,6 +96,9 @@ class TeamWorld:
     Worlds whose functions also take numpy arrays are `ArrayEnv`s, too."""
 
     state_spec: ArraySpec | None = None
+    all_stay: bool = False
+    """Whether nobody ever leaves before `max_steps`: a world then begins anew once in that time, and whoever plays many steps
+    at once need not draw a first state for each."""
 
     def active(self, state: Leaves) -> Array | None:
         return None

@@ -21,7 +21,7 @@ from runnel.core.state import State
 from runnel.core.trajectories import CLOCK
 from runnel.envs.device.base import Leaves
 from runnel.envs.device.episodes import carried, ended_episodes
-from runnel.envs.device.team import CountingTeam, TensorTeamEnv, statistics_of
+from runnel.envs.device.team import CountingTeam, TeamWorld, TensorTeamEnv, statistics_of
 from runnel.envs.device.team_columns import AskedRows, Playing, PolicyColumns, Shown, write_replies
 from runnel.envs.device.team_joined import Joined
 from runnel.envs.device.torch_engine import NEVER
@@ -143,9 +143,13 @@ class TeamEngine:
         return played
 
     def _first_states(self, num_steps: int) -> Batch:
-        """First states for all steps of a segment `[T, E, ...]`, drawn at once: how many are needed only the device knows."""
-        found = Batch(self.env.initial(num_steps * self.num_envs, self.generator))
-        return found.map(lambda x: x.reshape(num_steps, self.num_envs, *x.shape[1:]))
+        """First states for all steps of a segment `[T, E, ...]`, drawn at once: how many are needed only the device knows.
+        Where no world can begin anew twice, all steps have the same."""
+        once = isinstance(self.env, TeamWorld) and self.env.all_stay and num_steps <= self._limit
+        drawn = 1 if once else num_steps
+        found = Batch(self.env.initial(drawn * self.num_envs, self.generator))
+        shape = num_steps, self.num_envs
+        return found.map(lambda x: x.reshape(drawn, self.num_envs, *x.shape[1:]).expand(*shape, *x.shape[1:]))
 
     def _see(self, state: Leaves, gone: Tensor, absent: Tensor, steps: Tensor) -> Shown:
         """What everybody sees in `state`, `steps` after the episode began. Those who are `gone` do not decide; of those who are
@@ -192,7 +196,8 @@ class TeamEngine:
         )
         over = torch.stack([s.over for s in steps])
         num_final, totals = dict.fromkeys(parts, 0), []
-        last = self._last(steps, truncated) if self.env.max_steps else None
+        behind = self._behind(steps) if self.env.max_steps or self.statistics else {}
+        last = self._last(behind, steps, truncated) if self.env.max_steps else None
         for policy, part in parts.items():
             if part.arrays is None:
                 continue
@@ -202,11 +207,17 @@ class TeamEngine:
             if last is not None:
                 num_final[policy] = columns.finals(part.arrays, *last)
             totals.append(columns.total(part, num_final[policy]))
-        return TeamPlayed(num_final, self._record(earned, over, self._counted(steps, over)), torch.stack(totals))
+        return TeamPlayed(num_final, self._record(earned, over, self._counted(behind, over)), torch.stack(totals))
 
-    def _last(self, steps: Sequence[_TeamStep], truncated: Tensor) -> tuple[Shown, Tensor | None]:
+    @staticmethod
+    def _behind(steps: Sequence[_TeamStep]) -> dict[str, Tensor]:
+        """The states behind all steps. `[T, E, ...]`"""
+        return {k: torch.stack([s.following[k] for s in steps]) for k in steps[0].following}
+
+    def _last(
+        self, stacked: Mapping[str, Tensor], steps: Sequence[_TeamStep], truncated: Tensor
+    ) -> tuple[Shown, Tensor | None]:
         """What is seen behind the steps that cut worlds, and which step of each that is (`PolicyColumns.finals`)."""
-        stacked = {k: torch.stack([s.following[k] for s in steps]) for k in steps[0].following}
         left = torch.stack([s.left for s in steps])
         if len(steps) > self._limit:
             when, state, gone = None, {k: x.flatten(0, 1) for k, x in stacked.items()}, left.flatten(0, 1)
@@ -219,14 +230,14 @@ class TeamEngine:
         nobody = torch.zeros_like(gone)
         return self._see(state, nobody, gone, length), when
 
-    def _counted(self, steps: Sequence[_TeamStep], over: Tensor) -> list[Tensor]:
+    def _counted(self, stacked: Mapping[str, Tensor], over: Tensor) -> list[Tensor]:
         """What the world says of the episodes that end, at their last step, and 0 at all others: so a sum over an episode is
         that number. `[T, E]` each"""
         if not self.statistics:
             return []
         assert isinstance(self.env, CountingTeam)
-        found = [self.env.episode_stats(step.following) for step in steps]
-        return [torch.stack([x[name] for x in found]).double() * over for name in self.statistics]
+        found = self.env.episode_stats({k: x.flatten(0, 1) for k, x in stacked.items()})
+        return [found[name].view(over.shape).double() * over for name in self.statistics]
 
     def _record(self, earned: Tensor, over: Tensor, counted: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Records of the episodes that ended. Updates sums and length of those that go on."""

@@ -19,7 +19,7 @@ from runnel.core.trajectories import CLOCK, episode_metric
 from runnel.envs.device.base import Leaves
 from runnel.envs.device.episodes import MAX_RECORDS, SEGMENT_RECORDS, STEP_RECORDS, NumpyLog, of_team
 from runnel.envs.device.numpy_engine import columnwise, plain
-from runnel.envs.device.team import CountingTeam, TensorTeamEnv, in_numpy, statistics_of
+from runnel.envs.device.team import CountingTeam, DrawnTeam, TensorTeamEnv, in_numpy, statistics_of
 from runnel.envs.device.team_joined import Joined
 from runnel.envs.device.team_rows import Decision, Outcome, Seen, TeamRows
 from runnel.envs.device.torch_engine import NEVER
@@ -54,7 +54,7 @@ class TensorTeam:
         self.name, self.num_envs, self.index0 = name or env.name, num_envs, index0
         self.sides: Mapping[str, Side] = sides
         self.outs: Mapping[str, StepOut] = {policy: team_out(side, num_envs) for policy, side in sides.items()}
-        self._env = in_numpy(env)
+        self._env, self._draws = in_numpy(env), env if isinstance(env, DrawnTeam) else None
         self._seed, self._generator = seed, torch.Generator()
         self._limit = env.max_steps or NEVER
         self._memory = {policy: RowMemory(side, self.outs[policy]) for policy, side in sides.items()}
@@ -223,6 +223,11 @@ class TensorTeam:
         assert isinstance(self._env, CountingTeam)
         found = self._env.episode_stats({k: x[envs] for k, x in self._state.items()})
         return [found[name] for name in self._statistics]
+
+    def frame(self, env: int) -> Array:
+        """A picture of world `env` as it is, `[H, W, 3]` uint8; only of worlds that draw themselves (`DrawnTeam`)."""
+        assert self._draws is not None, "who asks for pictures has looked"
+        return self._draws.render(self._state, env)
 
     def _refill(self) -> None:
         """Draw first states unless there are enough for all worlds. Called before each step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,15 +17,16 @@ from runnel.envs.device.base import Leaves
 from runnel.envs.device.hide_and_seek import physics, play, sight
 from runnel.envs.device.hide_and_seek.geometry import Rects, distance
 from runnel.envs.device.hide_and_seek.layouts import AGENT, layout_table, size_of
-from runnel.envs.device.hide_and_seek.physics import FORCE, TORQUE, Bodies, Fixed
+from runnel.envs.device.hide_and_seek.physics import FORCE, STEP, TORQUE, Bodies, Fixed
 from runnel.envs.device.hide_and_seek.picture import draw
 from runnel.envs.device.hide_and_seek.stages import first_stages, next_stages, stage_numbers
 from runnel.envs.device.hide_and_seek.views import Views
 from runnel.envs.device.team import TeamWorld
+from runnel.kernels.fusing import Fused
 
 PUSHES = (0.0, -1.0, -0.5, 0.5, 1.0)
 """Shares of the greatest force; the first is none."""
-PREPARATION = 0.4
+ACT = "act"
 OUTSIDE, OUT = 0.3, -10.0
 """How far behind the inner side of the outer walls an agent is outside, and what it is paid there at each step."""
 
@@ -33,8 +34,9 @@ OUTSIDE, OUT = 0.3, -10.0
 class HideAndSeek(TeamWorld):
     """Hiders and seekers among boxes, ramps and walls with doors (Baker et al. 2020, arXiv:1909.07528), in 2.5 dimensions.
 
-    In the first 40 % of an episode seekers do not act and nobody is paid. After that hiders are paid 1 at each step in which no
-    seeker sees any of them, else -1, and seekers the opposite. Outside of the outer walls an agent is paid 10 less.
+    In the first 40 % of an episode (`preparation`) seekers do not act and nobody is paid. After that hiders are paid 1 at each
+    step in which no seeker sees any of them, else -1, and seekers the opposite. Outside of the outer walls an agent is paid 10
+    less.
 
     An action is a force ahead and to the left, a torque (each: none, back or right in full, in half, ahead or left in half, in
     full), whether to hold on to something, and nothing, lock or unlock. `size` is `quadrant` (6 x 6 m, a room with two doors of
@@ -42,9 +44,13 @@ class HideAndSeek(TeamWorld):
     rooms, 1 to 3 against 1 to 3, 3 to 9 boxes, some of them long, 2 ramps, 160 steps). An agent that walks up a ramp which
     leans against something is above walls and things, and sees over them, until nothing is below it. With `surfing` it can
     hold on to the box it stands on, and move with it. There are `num_layouts` rooms, each in eight directions.
+
+    With `compiled`, what a step does and what agents see goes through `torch.compile` on a GPU: a tenth of the kernels, after a
+    minute or two of compiling. On a CPU it changes nothing.
     """
 
     name = "tensor:HideAndSeek"
+    fps, all_stay = 1.0 / STEP, True
 
     def __init__(
         self,
@@ -53,14 +59,18 @@ class HideAndSeek(TeamWorld):
         omniscient: bool = True,
         lidar: int = 30,
         num_layouts: int = 1024,
+        preparation: float = 0.4,
+        compiled: bool = False,
     ) -> None:
         for field, value, least in (("lidar", lidar, 0), ("num_layouts", num_layouts, 1)):
             if value < least:
                 raise ConfigError(f"env_kwargs.{field}", value, f"use at least {least}")
+        if not 0.0 <= preparation < 1.0:
+            raise ConfigError("env_kwargs.preparation", preparation, "is a share of the steps: use 0 or more, and less than 1")
         self.size, self._size_name, self._num_layouts = size_of(size), size, num_layouts
         self._surfing, self._lidar = surfing, lidar
         s = self.size
-        self.max_steps, self.preparation = s.steps, int(s.steps * PREPARATION)
+        self.max_steps, self.preparation = s.steps, int(s.steps * preparation)
         self._views = Views(s, self.preparation, omniscient=omniscient)
         obs = self._views.spec | ({"obs/lidar": ArraySpec((lidar,))} if lidar else {})
         parts = [ActionSpec("discrete", num_actions=n) for n in (len(PUSHES), len(PUSHES), len(PUSHES), 2, 3)]
@@ -82,6 +92,8 @@ class HideAndSeek(TeamWorld):
             never=np.zeros((1, s.agents), bool),
         )
         self._table: Constants | None = None
+        self._step: Callable[[Leaves], tuple[Leaves, Tensor]] = Fused(self._stepped) if compiled else self._stepped
+        self._look: Callable[[Leaves], Leaves] = Fused(self._looked) if compiled else self._looked
 
     # ----------------------------------------------------------------------------------------------------------- chance
     def initial(self, num: int, generator: torch.Generator) -> Batch:
@@ -120,7 +132,14 @@ class HideAndSeek(TeamWorld):
 
     # ------------------------------------------------------------------------------------------------------------ steps
     def transition(self, state: Leaves, actions: Sequence[Array]) -> tuple[Leaves, Array, Array]:
-        s, constants, act = worlds_last(state), self._constants.beside(state["pos"]), actions[0].movedim(0, -1)
+        changed, reward = self._step(worlds_last(state | {ACT: actions[0]}))
+        after = {**state, **{key: x.movedim(-1, 0) for key, x in changed.items()}}
+        never = self._constants.beside(state["pos"])["never"]
+        return after, reward.T, never.expand(len(state["pos"]), -1)
+
+    def _stepped(self, s: Leaves) -> tuple[Leaves, Tensor]:
+        """The leaves that a step under the actions `ACT` changes, and rewards `[A, E]`; worlds last."""
+        constants, act = self._constants.beside(s["pos"]), s[ACT]
         asleep = constants["seeks"] & (s["t"] < self.preparation)
         awake = s["here"] & ~asleep
         push = constants["pushes"].to(s["pos"].dtype)[act[:, :3]] * awake.unsqueeze(1)
@@ -141,9 +160,9 @@ class HideAndSeek(TeamWorld):
         changed |= self._climbed(s | changed, ax, ay)
         changed["sees"] = self._sees(s | changed)
         found = changed["sees"][self.size.hiders :, : self.size.hiders].any(1).any(0)
-        changed |= next_stages(s, s | changed, found, self.preparation, self.size)
-        after = {**state, **{key: x.movedim(-1, 0) for key, x in changed.items()}}
-        return after, self._rewards(s, changed["pos"], found).T, constants["never"].expand(len(found), -1)
+        reward = self._rewards(s, changed["pos"], found)
+        changed |= next_stages(s, s | changed, found, reward, self.preparation, self.size)
+        return changed, reward
 
     def _handle(self, s: Leaves, wants: Tensor, word: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Locks, then holds, with where from the holders the things are."""
@@ -224,12 +243,15 @@ class HideAndSeek(TeamWorld):
         return (s["here"] & ~asleep).T
 
     def observe(self, state: Leaves) -> Sequence[Leaves]:
-        s = worlds_last(state)
+        return [{key: x.movedim(-1, 0) for key, x in self._look(worlds_last(state)).items()}]
+
+    def _looked(self, s: Leaves) -> Leaves:
+        """What agents see; worlds last."""
         seen = self._views(s)
         if self._lidar:
             x, y = s["pos"].unbind(1)
             seen["obs/lidar"] = sight.lidar(x, y, s["yaw"], s["high"], things_of(s), walls_of(s), self._lidar)
-        return [{key: x.movedim(-1, 0) for key, x in seen.items()}]
+        return seen
 
     def global_state(self, state: Leaves) -> Array:
         return self._views.state(worlds_last(state)).T

@@ -50,6 +50,7 @@ class HideAndSeekGrid(TeamWorld, ArrayEnv):
     """
 
     name = "tensor:HideAndSeekGrid"
+    all_stay = True
 
     def __init__(
         self,
