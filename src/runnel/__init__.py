@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from runnel.graphs.pairs import PairConfig as PairConfig, pair_graph as pair_graph
     from runnel.graphs.prompt_task import PromptTask as PromptTask
     from runnel.graphs.prompts import PromptConfig as PromptConfig, prompt_graph as prompt_graph
-    from runnel.graphs.rated import labelled_graph as labelled_graph, scored_graph as scored_graph
     from runnel.graphs.replay import replay_graph as replay_graph
     from runnel.graphs.run_config import (
         CheckpointConfig as CheckpointConfig,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         imitation_graph as imitation_graph,
     )
     from runnel.graphs.population import population_graph as population_graph
+    from runnel.graphs.rated import labelled_graph as labelled_graph, scored_graph as scored_graph
     from runnel.graphs.record_config import RecordConfig as RecordConfig
     from runnel.graphs.team import team_graph as team_graph
     from runnel.graphs.team_config import TeamConfig as TeamConfig, check_in_step as check_in_step

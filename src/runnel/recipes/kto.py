@@ -25,4 +25,4 @@ class Config(rl.PairConfig):
 
 def build(c: Config) -> rl.Experiment:
     """The reference policy is the model that the run starts from."""
-    return rl.labelled_graph(c, rl.llm.KTO(c.kto), rated=c.rated)
+    return rl.graphs.labelled_graph(c, rl.llm.KTO(c.kto), rated=c.rated)

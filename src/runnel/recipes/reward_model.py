@@ -35,5 +35,5 @@ class Config(rl.PairConfig):
 def build(c: Config) -> rl.Experiment:
     """`rl.load` returns an object with `score(prompt, answer)`."""
     if c.rated:
-        return rl.scored_graph(c, rl.llm.ScoreRegression(), rated=c.rated)
+        return rl.graphs.scored_graph(c, rl.llm.ScoreRegression(), rated=c.rated)
     return rl.pair_graph(c, rl.llm.RewardModelling(c.reward_model), scores=True, asked=c.reward_model.asked)
