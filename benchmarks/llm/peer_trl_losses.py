@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
-from trl.experimental.cpo import CPOConfig, CPOTrainer
-from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 
 def trainers(args: argparse.Namespace, pairs: list[dict[str, str]], rated: list[dict[str, Any]]) -> dict[str, Any]:
     """A trainer by the name of what it computes."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+    from trl.experimental.cpo import CPOConfig, CPOTrainer
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
     batch = {"output_dir": str(args.out), "report_to": [], "use_cpu": True, "save_strategy": "no", "bf16": False}
     batch |= {"gradient_checkpointing": False, "per_device_train_batch_size": len(pairs)}
     tokenizer = AutoTokenizer.from_pretrained(args.policy)

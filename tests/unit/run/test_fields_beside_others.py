@@ -27,6 +27,7 @@ OTHER_REFUSALS = {
     *("num_env_groups", "curriculum.kind"),
     *("vector.frame_stack", "dqn.burn_in"),
     *("channels.rewards", "channels.costs", "channels.weights"),
+    "token_weights",
 }
 """Refused too, but as what cannot work."""
 ALWAYS = {

@@ -132,6 +132,24 @@ class Adapts(Protocol):
     def load_state_dict(self, state: State) -> None: ...
 
 
+def metrics_of(active: Mapping[str, Component]) -> list[str]:
+    """The metrics of the components that train."""
+    return [f"loss/{name}" for name in active] + [metric for c in active.values() for metric in c.metrics]
+
+
+def name_components(algorithms: Mapping[str, Algorithm]) -> tuple[dict[str, Component], dict[str, str]]:
+    """The components of all algorithms by name, and the reader of each."""
+    found: dict[str, Component] = {}
+    readers: dict[str, str] = {}
+    for reader, algorithm in algorithms.items():
+        for name, component in algorithm.components.items():
+            if name in found:
+                fix = f"readers {readers[name]!r} and {reader!r} both have a loss component {name!r}; names must be unique"
+                raise ConfigError("algorithms", reader, fix)
+            found[name], readers[name] = component, reader
+    return found, readers
+
+
 def aggregate(
     mask: Tensor, row_length: Tensor, row_owner: Tensor, how: Aggregation, *, constant: float = 1.0
 ) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -182,3 +182,10 @@ class Canary:
 
     def load_state_dict(self, state: State) -> None:
         self._prompt, self._tokens = state.get("prompt"), state.get("tokens")
+
+
+def mean_of(steps: Sequence[Metrics]) -> Metrics:
+    """The mean of each number over the optimiser steps that have it."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    found = {name: [step[name] for step in steps if name in step] for name in names}
+    return {name: sum(values) / len(values) for name, values in found.items()}

@@ -29,7 +29,7 @@ from runnel.core.schedule import at
 from runnel.core.state import Metrics, State
 from runnel.core.weight_check import WeightCheck
 from runnel.core.worker import progressed
-from runnel.llm.algorithms.base import Adapts, Algorithm, Component, HasConfig, Part
+from runnel.llm.algorithms.base import Adapts, Algorithm, Component, HasConfig, Part, metrics_of, name_components
 from runnel.llm.learning.batches import (
     MicroBatch,
     asked,
@@ -40,8 +40,7 @@ from runnel.llm.learning.batches import (
     split_units,
     token_places,
 )
-from runnel.llm.learning.components import mean_of, metrics_of, name_components
-from runnel.llm.learning.drift import Canary, Drift, Mismatch, Unchanged, version_stats
+from runnel.llm.learning.drift import Canary, Drift, Mismatch, Unchanged, mean_of, version_stats
 from runnel.llm.learning.recording import GroupRecorder
 from runnel.llm.learning.reference import REFERENCE, KeptReference, ReferencePlan, given_reference
 from runnel.llm.model.decoder import Recompute
