@@ -88,6 +88,9 @@ def test_a_run_from_a_gpu_is_played_where_there_is_none(tmp_path: Path, monkeypa
         assert evaluate_run(run.path, episodes=2).returns == there
     with pytest.raises(rl.ConfigError, match=r"device = 'cuda:3': torch sees 2 CUDA devices here; use cpu"):
         rl.load(run.path, device="cuda:3")
+    (run.path / "config.json").write_text(json.dumps({**saved, "device": "gpu"}))
+    with pytest.raises(rl.ConfigError, match=r"device = 'gpu': use cpu, cuda, cuda:0"):
+        rl.load(run.path)
 
 
 def test_a_lambda_runs_in_process_and_is_refused_elsewhere(tmp_path: Path) -> None:

@@ -167,10 +167,13 @@ def build_saved(recipe: str, config: RunConfig, given: Collection[str] = ()) -> 
 def _on_this_machine(config: RunConfig) -> RunConfig:
     """The config with a device that is here."""
     saved, here = config.device, torch.cuda.device_count()
-    if torch.device(saved).type == "cpu" or (torch.device(saved).index or 0) < here:
+    try:
+        device = torch.device(saved)
+    except RuntimeError:
+        return config  # its check names what is wrong
+    if device.type == "cpu" or (device.index or 0) < here:
         # a rank of a trainer has a GPU of its own, but who plays needs one alone
         return override(config, {"device": "cuda:0"}) if saved == "cuda" and config.placement.trainers > here else config
-    warnings.warn(
-        f"the run was trained on {saved}, and torch sees {here} CUDA devices here: its policy is on the CPU", stacklevel=2
-    )
+    text = f"the run was trained on {saved}, and torch sees {here} CUDA devices here: its policy is on the CPU"
+    warnings.warn(text, stacklevel=2)
     return override(config, {"device": "cpu"})
